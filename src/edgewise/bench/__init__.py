@@ -1,0 +1,1 @@
+"""Loads, competitors and the measurements that compare them."""

@@ -1,0 +1,1 @@
+"""What was measured, for people: tables, figures and one self-contained page."""
