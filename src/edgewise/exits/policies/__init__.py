@@ -1,0 +1,1 @@
+"""One file per policy, found by name; each has ``make(inputs, **options)``."""
