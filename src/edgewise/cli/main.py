@@ -63,6 +63,14 @@ COMMANDS = {
         "edgewise.cli.profile:profile", "Measure what each stage of a model costs on this machine."
     ),
     "run": Command("edgewise.cli.run:run", "Answer inputs within a latency budget."),
+    "evaluate": Command(
+        "edgewise.cli.evaluate:evaluate",
+        "Compare exit policies: same inputs, interleaved, at several budgets.",
+    ),
+    "reproduce": Command(
+        "edgewise.cli.reproduce:reproduce",
+        "Run one claim of a paper and say whether it holds here.",
+    ),
     "bench": Command("edgewise.cli.bench:bench", "Measure what this program claims about itself."),
 }
 

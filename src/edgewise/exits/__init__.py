@@ -3,16 +3,31 @@
 Pure: decisions are functions of numbers, the present instant among them.
 """
 
-from edgewise.exits.policy import ANSWER, REJECT, Policy, PolicyInputs, make_policy, policy_names
+from edgewise.exits.policy import (
+    ANSWER,
+    LATE,
+    LOOK,
+    REJECT,
+    Policy,
+    PolicyInputs,
+    Step,
+    check_policy_name,
+    make_policy,
+    policy_names,
+)
 from edgewise.exits.router import Publisher, RouterTable
 
 __all__ = [
     "ANSWER",
+    "LATE",
+    "LOOK",
     "REJECT",
     "Policy",
     "PolicyInputs",
     "Publisher",
     "RouterTable",
+    "Step",
+    "check_policy_name",
     "make_policy",
     "policy_names",
 ]

@@ -20,8 +20,9 @@ Float32 = npt.NDArray[np.float32]
 
 # What `decide` returns beside a position to run to. Plain integers: a request allocates nothing.
 ANSWER = -1  # run the head here and return what it says
-LOOK = -2  # run the head here and ask `accept` whether its answer will do
-REJECT = -3  # do not start: the budget cannot be met
+LATE = -2  # the same, though even this head is predicted to miss the deadline
+LOOK = -3  # run the head here and ask `accept` whether its answer will do
+REJECT = -4  # do not start: the budget cannot be met
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,19 +62,19 @@ class PolicyInputs:
         """How many exits."""
         return self.costs.num_exits
 
-    def best_exits(self) -> tuple[int, ...]:
-        """Exits that no earlier exit equals in validated accuracy; all of them when unknown.
+    def ranked_exits(self) -> tuple[int, ...]:
+        """All exits, most accurate first and of equals the earliest; deepest first when unknown."""
+        worth = self._worth()
+        return tuple(sorted(range(self.num_exits), key=lambda k: (-worth[k], k)))
 
-        Returns:
-            Ascending indices, never empty.
-        """
-        if self.accuracy is None:
-            return tuple(range(self.num_exits))
-        kept: list[int] = []
-        for k, value in enumerate(self.accuracy):
-            if not kept or value > self.accuracy[kept[-1]]:
-                kept.append(k)
-        return tuple(kept)
+    def better_exits(self, position: int) -> tuple[int, ...]:
+        """Exits ahead of a position that are better than the one just reached, best first."""
+        worth = self._worth()
+        here = worth[position - 1] if position else -1
+        return tuple(k for k in self.ranked_exits() if k >= position and worth[k] > here)
+
+    def _worth(self) -> Sequence[float]:
+        return range(self.num_exits) if self.accuracy is None else self.accuracy
 
     def longest_step(self, position: int, limit: int) -> int:
         """End of the longest compiled run from a position that does not pass a limit."""
@@ -108,27 +109,37 @@ class Policy(ABC):
     hindsight = False
 
     @abstractmethod
-    def decide(
-        self, position: int, now_s: float, arrival_s: float, deadline_s: float
-    ) -> int:
+    def decide(self, position: int, now_s: float, start_s: float, deadline_s: float) -> int:
         """Say what to do after ``position`` stages.
 
         Args:
             position: Stages finished; 0 at the start.
             now_s: The present instant.
-            arrival_s: When the request arrived.
-            deadline_s: When its answer is due.
+            start_s: When it was asked at position 0; the request may have waited before.
+            deadline_s: When the answer is due.
 
         Returns:
-            A position above ``position``: run to there. `ANSWER`, `LOOK` or `REJECT`.
+            A position above ``position``: run to there. `ANSWER`, `LATE`, `LOOK` or `REJECT`.
         """
+
+    def begin(self) -> Policy:
+        """What decides for one request: itself, unless it must remember what it saw on the way."""
+        return self
 
     def accept(self, exit_index: int, logits: Float32) -> bool:  # noqa: ARG002
         """Whether the answer of a head that was looked at will do; asked after `LOOK` only."""
         return True
 
-    def observe(self, steps: Sequence[Step]) -> None:  # noqa: B027 - most policies learn nothing
-        """Learn from a request that has been answered."""
+    def observe(  # noqa: B027 - most policies learn nothing
+        self, steps: Sequence[Step], *, met: bool, feasible: bool | None = None
+    ) -> None:
+        """Learn from a request that has been answered.
+
+        Args:
+            steps: Units that ran.
+            met: Whether the answer came by its deadline.
+            feasible: What `feasible` said at its start.
+        """
 
     def feasible(self, left_s: float) -> bool | None:  # noqa: ARG002
         """Whether any exit is predicted to fit a time left at the start; ``None``: no opinion."""
@@ -149,7 +160,17 @@ def policy_names() -> tuple[str, ...]:
     return tuple(sorted(m.name for m in pkgutil.iter_modules(package.__path__)))
 
 
-def make_policy(name: str, inputs: PolicyInputs, **options: Any) -> Policy:  # noqa: ANN401 - its own
+def check_policy_name(name: str) -> None:
+    """Refuse a name that no policy has.
+
+    Raises:
+        ConfigError: No such policy; the nearest names are told.
+    """
+    if name not in policy_names():
+        raise ConfigError(f"unknown policy {name!r}", help=nearest_names(name, policy_names()))
+
+
+def make_policy(name: str, inputs: PolicyInputs, **options: Any) -> Policy:
     """Make a policy by name.
 
     Args:
@@ -160,8 +181,7 @@ def make_policy(name: str, inputs: PolicyInputs, **options: Any) -> Policy:  # n
     Raises:
         ConfigError: No such policy, or an argument it does not have or accept.
     """
-    if name not in policy_names():
-        raise ConfigError(f"unknown policy {name!r}", help=nearest_names(name, policy_names()))
+    check_policy_name(name)
     module = importlib.import_module(f"edgewise.exits.policies.{name}")
     try:
         policy: Policy = module.make(inputs, **options)

@@ -1,21 +1,23 @@
 """The latency-aware router: one table, published when costs change, read on the request path.
 
-At each candidate exit, before its head runs, the router looks ahead over all later exits that
-validation says are better, deepest first, and goes on when one of them fits the time left with an
-upper quantile of what the way there costs. Otherwise it answers here.
+At each candidate exit, before its head runs, the router looks over all ways to an answer: the later
+exits that validation says are better than this one, this one, and later ones whose head is so much
+cheaper that they answer sooner. It takes the best whose way fits the time left, at an upper
+quantile of what that way costs.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
-from edgewise.exits.policy import ANSWER
+from edgewise.exits.policy import ANSWER, LATE, PolicyInputs
 from edgewise.predict import CostTable, HorizonMargins
 
-INFEASIBLE = -9
+# Two readings of the clock and a decision, on a slow core.
+_LEAST_FLOOR_S = 20e-6
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,17 +25,16 @@ class RouterTable:
     """Everything a decision reads, as plain tuples of floats and integers.
 
     Attributes:
-        ahead: For each position, ``(need_s, exit, exit + 1)`` of each better exit not yet passed,
-            deepest first: upper-quantile seconds from here to its answer.
+        ways: For each position, ``(need_s, target)`` of each way to an answer, best answer first
+            and so cheapest last: upper-quantile seconds from here, and the position whose head
+            answers. The target of answering here is the position itself.
         steps: For each position, ``(need_s, stop)`` of each compiled run from here, longest first:
             seconds it needs even under the worst disturbance lately seen, head at its end included.
-        here_s: For each position above 0, upper-quantile seconds of the head there.
         ratio: Median of observed over static prediction, lately.
     """
 
-    ahead: tuple[tuple[tuple[float, int, int], ...], ...]
+    ways: tuple[tuple[tuple[float, int], ...], ...]
     steps: tuple[tuple[tuple[float, int], ...], ...]
-    here_s: tuple[float, ...]
     ratio: float = 1.0
 
     def decide(self, position: int, left_s: float) -> int:
@@ -44,51 +45,54 @@ class RouterTable:
             left_s: Time to the deadline, seconds.
 
         Returns:
-            A position to run to; `ANSWER`; or `INFEASIBLE` at position 0 when no exit fits.
+            A position to run to; `ANSWER`; or `LATE` when no way fits.
         """
-        for need_s, _, target in self.ahead[position]:
+        for need_s, target in self.ways[position]:
             if need_s <= left_s:
+                if target == position:
+                    return ANSWER
                 for worst_s, stop in self.steps[position]:
                     if stop <= target and worst_s <= left_s:
                         return stop
                 return position + 1
-        return ANSWER if position else INFEASIBLE
+        return LATE
 
-    def fits_here(self, position: int, left_s: float) -> bool:
-        """Whether the head at a position still fits."""
-        return self.here_s[position] <= left_s
+    def soonest(self, position: int) -> int:
+        """What to do when no way fits: go on if a later exit answers sooner, else `LATE`, here."""
+        return LATE if self.ways[position][-1][1] == position else position + 1
 
 
 class Publisher:
     """Computes tables; what does not change between them is worked out once.
 
     Args:
-        costs: Static medians.
-        best_exits: Exits worth going to, ascending.
-        segments: Compiled runs of stages.
+        inputs: Costs, validated accuracy and compiled runs.
         horizons_s: The horizons of the margins that tables will be made from.
+        floor_s: Added to each bound: the timer's and the controller's own share. By default what
+            a request was measured to pay beside its units, and at least 20 µs.
         min_stress: A fused run is taken only if this many times its median still fits, however calm
             it has been: inside it no decision can be taken.
     """
 
     def __init__(
         self,
-        costs: CostTable,
+        inputs: PolicyInputs,
         *,
-        best_exits: Sequence[int],
-        segments: frozenset[tuple[int, int]],
         horizons_s: Sequence[float],
+        floor_s: float | None = None,
         min_stress: float = 1.25,
     ) -> None:
+        costs = inputs.costs
         num = costs.num_exits
         total = np.concatenate(([0.0], np.cumsum(costs.stage_s)))
         self._num = num
+        self._floor_s = max(_LEAST_FLOOR_S, costs.overhead_s) if floor_s is None else floor_s
         self._min_stress = min_stress
-        self._ways = [(p, k) for p in range(num + 1) for k in reversed(best_exits) if k >= p]
+        self._ways = [(p, k) for p in range(num + 1) for k in _useful_exits(inputs, p)]
         self._runs = sorted(
-            ((i, j) for i, j in segments if j - i > 1), key=lambda run: (run[0], -run[1])
+            ((i, j) for i, j in inputs.segments if j - i > 1), key=lambda run: (run[0], -run[1])
         )
-        ways_s = [total[k + 1] - total[p] + costs.head_s[k] for p, k in self._ways]
+        ways_s = [costs.remaining_s(p, k) for p, k in self._ways]
         runs_s = [costs.segment_s.get((i, j), total[j] - total[i]) for i, j in self._runs]
         # One array for one interpolation: ways to an answer, heads alone, fused runs.
         self._amounts_s = np.maximum([*ways_s, *costs.head_s, *runs_s], 1e-9)
@@ -103,23 +107,40 @@ class Publisher:
         median, upper, worst = margins.ratios()
         bounds = self._num_bounds
         need = (
-            self._amounts_s[:bounds] * (self._weights[:bounds] @ upper) + margins.floor_s
+            self._amounts_s[:bounds] * (self._weights[:bounds] @ upper) + self._floor_s
         ).tolist()
         heads = need[len(self._ways) :]
         stress = np.maximum(self._weights[bounds:] @ worst, self._min_stress)
         runs = (self._amounts_s[bounds:] * stress).tolist()
-        ahead: list[list[tuple[float, int, int]]] = [[] for _ in range(self._num + 1)]
+        ways: list[list[tuple[float, int]]] = [[] for _ in range(self._num + 1)]
         for need_s, (p, k) in zip(need, self._ways, strict=False):
-            ahead[p].append((need_s, k, k + 1))
+            ways[p].append((need_s, k + 1))
         steps: list[list[tuple[float, int]]] = [[] for _ in range(self._num + 1)]
         for run_s, (start, stop) in zip(runs, self._runs, strict=True):
             steps[start].append((run_s + heads[stop - 1], stop))
         return RouterTable(
-            ahead=tuple(tuple(row) for row in ahead),
+            ways=tuple(tuple(row) for row in ways),
             steps=tuple(tuple(row) for row in steps),
-            here_s=(0.0, *heads),
             ratio=float(median[-1]),
         )
+
+
+def _useful_exits(inputs: PolicyInputs, position: int) -> list[int]:
+    """Exits worth answering at from a position, the one just reached among them, best first.
+
+    An exit is left out where a better one costs no more.
+    """
+    here = [position - 1] if position else []
+    better = inputs.better_exits(position)
+    others = [k for k in inputs.ranked_exits() if k >= position and k not in better]
+    useful: list[int] = []
+    least_s = np.inf
+    for k in (*better, *here, *others):
+        need_s = inputs.costs.remaining_s(position, k)
+        if need_s < least_s:
+            useful.append(k)
+            least_s = need_s
+    return useful
 
 
 def default_horizons_s(costs: CostTable) -> list[float]:
@@ -130,11 +151,9 @@ def default_horizons_s(costs: CostTable) -> list[float]:
     return [float(v) for v in np.geomspace(smallest, whole, 6)]
 
 
-def seed_margins(
-    margins: HorizonMargins, costs: CostTable, *, keep: Callable[[int], bool] | None = None
-) -> None:
+def seed_margins(margins: HorizonMargins, costs: CostTable) -> None:
     """Fill a window with the residuals of the profile the costs come from."""
     for row in costs.samples:
-        for u, (predicted, observed) in enumerate(zip(costs.medians, row, strict=True)):
-            if keep is None or keep(u):
-                margins.add(float(predicted), float(observed))
+        margins.begin_group()
+        for predicted_s, observed_s in zip(costs.medians, row, strict=True):
+            margins.add(float(predicted_s), float(observed_s))

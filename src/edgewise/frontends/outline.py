@@ -41,7 +41,7 @@ class OutlineSource:
         )
         self.graph = Graph(inputs=(names[0],), outputs=(names[-1],), ops=ops, tensors=specs)
 
-    def onnx_segment(self, start: str, stop: str, *, batch: int = 1) -> Any:  # noqa: ANN401, ARG002
+    def onnx_segment(self, start: str, stop: str, *, batch: int = 1) -> Any:  # noqa: ARG002
         """There is nothing to export.
 
         Raises:

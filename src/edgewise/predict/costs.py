@@ -23,7 +23,7 @@ class CostTable:
     Attributes:
         backend: Where they were measured.
         stage_s: [S], median seconds of each single stage.
-        head_s: [S], median seconds of each exit's head; 0 where the stage's output is the answer.
+        head_s: [S], median seconds to answer at each exit once its stage is done.
         segment_s: Median seconds of each compiled run of stages, single ones included.
         overhead_s: Median seconds a request pays beside its units.
         samples: [R, U] measured seconds, units in the order they ran, for calibrating margins.
@@ -52,12 +52,13 @@ class CostTable:
         """Read the table of one backend out of a profile.
 
         Raises:
-            ProfileError: A stage was not measured on that backend.
+            ProfileError: A stage or head was not measured on that backend.
         """
-        names = set(profile.names(backend))
+        names = profile.names(backend)
         stages = [f"segment:{k}-{k + 1}" for k in range(num_exits)]
         heads = [f"head:{k}" for k in range(num_exits)]
-        missing = [n for n in stages if n not in names]
+        order = [name for pair in zip(stages, heads, strict=True) for name in pair]
+        missing = [n for n in order if n not in names]
         if missing:
             raise ProfileError(
                 f"the profile of {profile.model_id!r} has no measurement of {missing[0]!r} on"
@@ -68,35 +69,25 @@ class CostTable:
         def median_s(name: str, batch: int = 1) -> float:
             return float(profile.cost(name, backend, batch).median_s)
 
-        order = [
-            n
-            for k in range(num_exits)
-            for n in (stages[k], heads[k])
-            if n in names and n != "controller"
-        ]
         matrix = profile.matrix(order, backend)
-        complete = matrix[np.isfinite(matrix).all(axis=1)]
         segments = {}
         for name in names:
             if name.startswith("segment:"):
                 start, stop = name.removeprefix("segment:").split("-")
                 segments[int(start), int(stop)] = median_s(name)
         whole = f"segment:0-{num_exits}"
-        batches = sorted({u.batch for u in profile.units if u.backend == backend and u.batch > 1})
-        ratios = {
-            b: median_s(whole, b) / median_s(whole)
-            for b in batches
-            if whole in names and whole in set(profile.names(backend, batch=b))
+        batches = {
+            key.batch for key in profile.units if (key.name, key.backend) == (whole, backend)
         }
         return cls(
             backend=backend,
             stage_s=np.array([median_s(n) for n in stages]),
-            head_s=np.array([median_s(n) if n in names else 0.0 for n in heads]),
+            head_s=np.array([median_s(n) for n in heads]),
             segment_s=segments,
             overhead_s=median_s("controller") if "controller" in names else 0.0,
-            samples=complete,
+            samples=matrix[np.isfinite(matrix).all(axis=1)],
             medians=np.array([median_s(n) for n in order]),
-            batch_ratio=ratios,
+            batch_ratio={b: median_s(whole, b) / median_s(whole) for b in batches if 1 in batches},
             provenance=profile.provenance,
         )
 

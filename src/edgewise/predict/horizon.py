@@ -9,6 +9,8 @@ window of the sequence that holds that much work. Quantiles of those ratios are 
 
 from __future__ import annotations
 
+import math
+from collections import deque
 from collections.abc import Sequence
 
 import numpy as np
@@ -22,11 +24,18 @@ Float64 = npt.NDArray[np.float64]
 class HorizonMargins:
     """A bounded window of recent residuals and the ratios it implies.
 
+    Attributes:
+        level: The quantile; may be changed between calls of `ratios`.
+
     Args:
         horizons_s: Amounts of predicted work at which ratios are wanted, ascending, seconds.
         level: The quantile, for example 0.98.
         size: How many units the window holds; the oldest leave first.
-        floor_s: Added to each upper bound: the timer's and the controller's own share.
+        max_groups: How many requests it holds at most. Requests that leave early add few units, and
+            counting units alone would remember a disturbance for hundreds of them.
+
+    Raises:
+        ConfigError: The level, the size or a horizon is out of range.
 
     Source:
         Empirical quantiles of a sliding window, as split conformal prediction takes them (Vovk et
@@ -40,28 +49,35 @@ class HorizonMargins:
         *,
         level: float = 0.98,
         size: int = 512,
-        floor_s: float = 20e-6,
+        max_groups: int = 48,
     ) -> None:
         if not 0.5 <= level < 1.0:
             raise ConfigError(f"expected a margin level from 0.5 up to 1, found {level!r}")
         self.horizons_s = np.asarray(sorted(horizons_s), dtype=float)
         if self.horizons_s.size == 0 or not (self.horizons_s > 0).all():
             raise ConfigError("expected horizons above zero")
+        if size < 1 or max_groups < 1:
+            raise ConfigError(
+                f"expected a window of at least one unit and request, found {size!r} and"
+                f" {max_groups!r}"
+            )
         self.level = level
-        self.floor_s = floor_s
         self._size = size
         # Twice the window: written once per unit, moved back once per window.
         self._predicted = np.zeros(2 * size)
         self._observed = np.zeros(2 * size)
         self._stop = 0
+        self._added = 0
+        # How many units had been added when each remembered request began.
+        self._begins: deque[int] = deque([0], maxlen=max_groups)
 
     def __len__(self) -> int:
         """How many units the window holds now."""
-        return min(self._stop, self._size)
+        return min(self._size, self._added - self._begins[0])
 
     def add(self, predicted_s: float, observed_s: float) -> None:
-        """Append one unit; a prediction that is not above zero is ignored."""
-        if predicted_s <= 0.0 or not observed_s >= 0.0:
+        """Append one unit; one without a finite ratio is ignored."""
+        if not (0.0 < predicted_s < math.inf and 0.0 <= observed_s < math.inf):
             return
         if self._stop == len(self._predicted):
             keep = self._size
@@ -71,6 +87,12 @@ class HorizonMargins:
         self._predicted[self._stop] = predicted_s
         self._observed[self._stop] = observed_s
         self._stop += 1
+        self._added += 1
+
+    def begin_group(self) -> None:
+        """Say that the units from here on belong to the next request."""
+        if self._begins[-1] != self._added:
+            self._begins.append(self._added)
 
     def ratios(self) -> tuple[Float64, Float64, Float64]:
         """Median, upper-quantile and largest ratio at each horizon.
@@ -80,30 +102,43 @@ class HorizonMargins:
             median ones, and never rise with the horizon: a longer piece of work cannot be
             relatively harder to foresee than its parts.
         """
-        begin = max(0, self._stop - self._size)
-        count = self._stop - begin
+        count = len(self)
         if count == 0:
-            return tuple(np.ones(len(self.horizons_s)) for _ in range(3))  # type: ignore[return-value]
+            ones = np.ones(len(self.horizons_s))
+            return ones, ones, ones
+        ratio, inside = self._windows(count)
+        median, upper, worst = _quantiles(ratio, inside, self.level)
+        # The longest horizon first: shorter ones are at least as uncertain.
+        upper = np.maximum.accumulate(upper[::-1])[::-1]
+        worst = np.maximum.accumulate(worst[::-1])[::-1]
+        return median, upper, worst
+
+    def _windows(self, count: int) -> tuple[Float64, npt.NDArray[np.bool_]]:
+        """Ratio of the window that starts at each unit, and whether the units fill it: [H, N]."""
+        units = slice(self._stop - count, self._stop)
         work = np.zeros(count + 1)
         spent = np.zeros(count + 1)
-        np.cumsum(self._predicted[begin : self._stop], out=work[1:])
-        np.cumsum(self._observed[begin : self._stop], out=spent[1:])
-        # [H, N]: where the window that starts at n ends.
-        targets = work[:-1] + self.horizons_s[:, None] * (1 - 1e-9)
-        stops = np.searchsorted(work, targets)
+        np.cumsum(self._predicted[units], out=work[1:])
+        np.cumsum(self._observed[units], out=spent[1:])
+        stops = np.searchsorted(work, work[:-1] + self.horizons_s[:, None] * (1 - 1e-9))
+        # A horizon that vanishes beside the sums before it still takes one unit.
+        stops = np.maximum(stops, np.arange(1, count + 1))
         inside = stops <= count
-        # With less work than a horizon, all of it is one window.
-        inside[:, 0] |= ~inside.any(axis=1)
         stops = np.minimum(stops, count)
-        ratio = np.where(
-            inside, (spent[stops] - spent[:-1]) / (work[stops] - work[:-1]), np.inf
-        )
-        ratio.sort(axis=1)
-        sizes = inside.sum(axis=1)
-        ranks = np.minimum(sizes, np.ceil((sizes + 1) * self.level).astype(int)) - 1
-        rows = np.arange(len(sizes))
-        median = ratio[rows, sizes // 2]
-        # The longest horizon first: shorter ones are at least as uncertain.
-        upper = np.maximum.accumulate(ratio[rows, ranks][::-1])[::-1]
-        worst = np.maximum.accumulate(ratio[rows, sizes - 1][::-1])[::-1]
-        return median, np.maximum(upper, median), worst
+        return (spent[stops] - spent[:-1]) / (work[stops] - work[:-1]), inside
+
+
+def _quantiles(
+    ratio: Float64, inside: npt.NDArray[np.bool_], level: float
+) -> tuple[Float64, Float64, Float64]:
+    """Median, upper quantile and maximum of each row over the windows that are filled.
+
+    Where none is, the window that starts first stands for all: it holds the most work.
+    """
+    inside = inside.copy()
+    inside[:, 0] |= ~inside.any(axis=1)
+    ordered = np.sort(np.where(inside, ratio, np.inf), axis=1)
+    sizes = inside.sum(axis=1)
+    ranks = np.minimum(sizes, np.ceil((sizes + 1) * level).astype(int)) - 1
+    rows = np.arange(len(sizes))
+    return ordered[rows, sizes // 2], ordered[rows, ranks], ordered[rows, sizes - 1]

@@ -1,6 +1,6 @@
 """Carries decisions out: requests, batches and sessions."""
 
-from edgewise.runtime.executor import Answer, Outcome, execute
+from edgewise.runtime.answer import Answer, Outcome
 from edgewise.runtime.session import Session
 
-__all__ = ["Answer", "Outcome", "Session", "execute"]
+__all__ = ["Answer", "Outcome", "Session"]

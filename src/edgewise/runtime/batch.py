@@ -9,13 +9,12 @@ import numpy as np
 import numpy.typing as npt
 
 from edgewise.errors import ConfigError
-from edgewise.exits.policy import ANSWER, LOOK, REJECT, Policy, Step
-from edgewise.runtime.executor import Answer, Labels, answer_of, rejected
+from edgewise.exits import LOOK, REJECT
+from edgewise.runtime.request import Request
 
 if TYPE_CHECKING:
-    from edgewise.backends import Program
-    from edgewise.clock import Clock
-    from edgewise.predict import CostTable
+    from edgewise.runtime.answer import Answer
+    from edgewise.runtime.request import Setting, Unit
 
 Float32 = npt.NDArray[np.float32]
 
@@ -30,36 +29,17 @@ def padded_size(count: int) -> int:
     return 1 << (count - 1).bit_length()
 
 
-def _pad(rows: Float32) -> Float32:
-    missing = padded_size(len(rows)) - len(rows)
-    if not missing:
-        return rows
-    return np.concatenate([rows, np.zeros((missing, *rows.shape[1:]), dtype=rows.dtype)])
-
-
-def execute_batch(  # noqa: PLR0913 - a batch's whole circumstances
-    program: Program,
-    xs: Float32,
-    *,
-    policy: Policy,
-    costs: CostTable,
-    labels: Labels,
-    clock: Clock,
-    budgets_s: Sequence[float],
-    arrival_s: float,
+def execute_batch(
+    setting: Setting, xs: Float32, *, budgets_s: Sequence[float], arrival_s: float
 ) -> list[Answer]:
     """Run samples together, stage by stage.
 
-    A policy knows the cost of one sample. For a group of B, time passes ``batch_factor(B)`` times as
-    fast, so each sample is shown its time left divided by that factor.
+    A policy knows the cost of one sample. A group of B costs ``batch_factor(B)`` times as much, so
+    its samples are shown a clock that runs slower by that factor. Nothing is learnt from a batch.
 
     Args:
-        program: The loaded model.
+        setting: The session's model, policy, costs and clock.
         xs: [N, ...], checked.
-        policy: Decides for each sample alone.
-        costs: For the batch factor.
-        labels: Of the units.
-        clock: Tells time.
         budgets_s: [N], seconds.
         arrival_s: When all of them arrived.
 
@@ -69,80 +49,102 @@ def execute_batch(  # noqa: PLR0913 - a batch's whole circumstances
     Raises:
         ConfigError: The policy looks back and cannot be run on a batch.
     """
+    policy = setting.policy
     if policy.hindsight:
         raise ConfigError(
             f"policy {policy.name!r} looks back at one request and cannot run a batch",
             help="use session.run for each sample",
         )
-    model, backend = program.model, program.backend
-    deadlines_s = [arrival_s + b for b in budgets_s]
-    answers: list[Answer | None] = [None] * len(xs)
-    steps: list[list[Step]] = [[] for _ in xs]
-    start_s = clock.now_s()
-    feasible = [policy.feasible(d - start_s) for d in deadlines_s]
-
-    def ask(position: int, n: int, group: int) -> int:
-        now_s = clock.now_s()
-        left_s = (deadlines_s[n] - now_s) / costs.batch_factor(padded_size(group))
-        return policy.decide(position, now_s, arrival_s, now_s + left_s)
-
-    active = []
-    for n in range(len(xs)):
-        if ask(0, n, len(xs)) == REJECT:
-            answers[n] = rejected(
-                model, policy, backend, budget_s=budgets_s[n], waited_s=clock.now_s() - arrival_s
-            )
+    group = _Group(setting, xs, budgets_s=budgets_s, arrival_s=arrival_s)
+    while group.active:
+        stopping = [i for i, n in enumerate(group.active) if group.actions[n] <= group.position]
+        if stopping:
+            group.answer(stopping)
         else:
-            active.append(n)
-    position = 0
-    rows = xs[active]
-    num = len(model.stages)
-    while active:
-        before_s = clock.now_s()
-        with program.context(padded_size(len(active))) as context:
-            context.set_boundary(position, _pad(rows))
-            context.run_segment(position, position + 1)
-            rows = context.boundary(position + 1)[: len(active)]
-        unit, predicted_s = labels.segments[position, position + 1]
-        spent_s = clock.now_s() - before_s
-        step = Step(unit=unit, predicted_s=predicted_s, observed_s=spent_s)
-        for n in active:
-            steps[n].append(step)
-        position += 1
-        wanted = {n: ask(position, n, len(active)) for n in active}
-        looking = [
-            i
-            for i, n in enumerate(active)
-            if wanted[n] in (ANSWER, LOOK) or position == num
-        ]
-        if not looking:
-            continue
-        before_s = clock.now_s()
-        with program.context(padded_size(len(looking))) as context:
-            context.set_boundary(position, _pad(rows[looking]))
-            logits = context.run_head(position - 1)[: len(looking)]
-        unit, predicted_s = labels.heads[position - 1]
-        done_s = clock.now_s()
-        head = Step(unit=unit, predicted_s=predicted_s, observed_s=done_s - before_s)
-        leaving = []
-        for row, i in zip(logits, looking, strict=True):
-            n = active[i]
-            steps[n].append(head)
-            if wanted[n] == LOOK and position < num and not policy.accept(position - 1, row[None]):
-                continue
-            leaving.append(i)
-            answers[n] = answer_of(
-                row[None],
-                position - 1,
-                tuple(steps[n]),
-                model=model,
-                policy=policy,
-                backend=backend,
-                budget_s=budgets_s[n],
-                observed_s=done_s - arrival_s,
-                feasible=feasible[n],
+            group.advance()
+    return [answer for answer in group.answers if answer is not None]
+
+
+class _Group:
+    """Samples that have come equally far."""
+
+    def __init__(
+        self, setting: Setting, xs: Float32, *, budgets_s: Sequence[float], arrival_s: float
+    ) -> None:
+        self._setting = setting
+        self.position = 0
+        start_s = setting.clock.now_s()
+        factor = self._factor(len(xs))
+        self._requests = [
+            Request(
+                policy=setting.policy.begin(),
+                budget_s=budget_s,
+                arrival_s=arrival_s,
+                start_s=start_s,
+                feasible=setting.policy.feasible((arrival_s + budget_s - start_s) / factor),
             )
-        staying = [i for i in range(len(active)) if i not in set(leaving)]
-        active = [active[i] for i in staying]
-        rows = rows[staying]
-    return [a for a in answers if a is not None]
+            for budget_s in budgets_s
+        ]
+        self.actions = [self._ask(request, factor) for request in self._requests]
+        self.answers = [
+            request.rejected(setting) if action == REJECT else None
+            for request, action in zip(self._requests, self.actions, strict=True)
+        ]
+        self.active = [n for n, answer in enumerate(self.answers) if answer is None]
+        self._rows = xs[self.active]
+
+    def advance(self) -> None:
+        """Run everybody as far as the most cautious wants to go, and ask again."""
+        start, stop = self.position, min(self.actions[n] for n in self.active)
+        size = padded_size(len(self.active))
+        with self._setting.program.context(size) as context:
+            context.set_boundary(start, _padded(self._rows, size))
+            context.run_segment(start, stop)
+            self._rows = context.boundary(stop)[: len(self.active)]
+        self._account(self._setting.segments[start, stop], self.active)
+        self.position = stop
+        for n in self.active:
+            self.actions[n] = self._ask(self._requests[n], self._factor(len(self.active)))
+
+    def answer(self, stopping: list[int]) -> None:
+        """Run the head for some rows; who is content with its answer leaves the group."""
+        exit_index = self.position - 1
+        size = padded_size(len(stopping))
+        with self._setting.program.context(size) as context:
+            context.set_boundary(self.position, _padded(self._rows[stopping], size))
+            logits = context.run_head(exit_index)
+        self._account(self._setting.heads[exit_index], [self.active[i] for i in stopping])
+        at_end = self.position == len(self._setting.heads)
+        for i, row in zip(stopping, logits, strict=False):
+            n = self.active[i]
+            request, action = self._requests[n], self.actions[n]
+            content = action != LOOK or request.policy.accept(exit_index, row[None]) or at_end
+            if content:
+                self.answers[n] = request.answered(self._setting, row, exit_index, action)
+            else:
+                self.actions[n] = self.position + 1
+        staying = [i for i, n in enumerate(self.active) if self.answers[n] is None]
+        self.active = [self.active[i] for i in staying]
+        self._rows = self._rows[staying]
+
+    def _ask(self, request: Request, factor: float) -> int:
+        start_s = request.start_s
+        now_s = start_s + (self._setting.clock.now_s() - start_s) / factor
+        deadline_s = start_s + (request.arrival_s + request.budget_s - start_s) / factor
+        return request.policy.decide(self.position, now_s, start_s, deadline_s)
+
+    def _account(self, unit: Unit, ran: list[int]) -> None:
+        name, single_s = unit
+        now_s, factor = self._setting.clock.now_s(), self._factor(len(ran))
+        for n in ran:
+            self._requests[n].add((name, single_s * factor), now_s)
+
+    def _factor(self, count: int) -> float:
+        return self._setting.costs.batch_factor(padded_size(count))
+
+
+def _padded(rows: Float32, size: int) -> Float32:
+    missing = size - len(rows)
+    if not missing:
+        return rows
+    return np.concatenate([rows, np.zeros((missing, *rows.shape[1:]), dtype=rows.dtype)])

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import time
-from collections.abc import Iterable, Sequence
+import math
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -12,15 +12,17 @@ import numpy.typing as npt
 from edgewise.clock import MonotonicClock
 from edgewise.data.inputs import check_input
 from edgewise.errors import ConfigError
-from edgewise.exits.policy import Policy, PolicyInputs, make_policy
-from edgewise.runtime.batch import execute_batch
-from edgewise.runtime.executor import Answer, Labels, execute
-from edgewise.units import check_budget_s
+from edgewise.exits import Policy, PolicyInputs, make_policy
+from edgewise.runtime.batch import execute_batch, padded_size
+from edgewise.runtime.executor import execute
+from edgewise.runtime.request import Setting
+from edgewise.units import check_budget_s, format_duration
 
 if TYPE_CHECKING:
     from edgewise.backends import Program
     from edgewise.clock import Clock
     from edgewise.predict import CostTable
+    from edgewise.runtime.answer import Answer
 
 Float32 = npt.NDArray[np.float32]
 
@@ -46,7 +48,7 @@ class Session:
         *,
         policy: str | Policy = "edgewise",
         clock: Clock | None = None,
-        **policy_options: Any,  # noqa: ANN401 - the policy's own
+        **policy_options: Any,
     ) -> None:
         self.program = program
         self.model = program.model
@@ -56,7 +58,7 @@ class Session:
         self.policy = (
             make_policy(policy, inputs, **policy_options) if isinstance(policy, str) else policy
         )
-        self._labels = Labels.of(costs, program.segments)
+        self._setting = Setting.of(program, policy=self.policy, costs=costs, clock=self.clock)
         self._shape = (1, *program.model.input.shape[1:])
 
     def run(
@@ -69,10 +71,10 @@ class Session:
         """Answer one request.
 
         Args:
-            x: [1, ...] or [...], numbers; converted to float32.
+            x: [1, ...] or [...], float32, float64 or uint8; taken as float32.
             budget_s: Time the answer may take, from the request's arrival, seconds.
-            arrival_s: When it arrived, on the session's clock; now by default. Earlier means that it
-                has waited, and the wait counts.
+            arrival_s: When it arrived, on the session's clock; now by default. Earlier means that
+                it has waited, and the wait counts.
 
         Returns:
             The answer with its exit, predicted and observed seconds, and the reason; or a refusal.
@@ -80,24 +82,13 @@ class Session:
         Raises:
             ShapeError: ``x`` has another shape or type than the model takes.
             DataError: ``x`` holds a NaN or an infinity.
-            ConfigError: The budget is not a finite time above zero.
+            ConfigError: The budget is not a finite time above zero, or the arrival lies ahead.
             BackendError: The runtime failed; later calls are not affected.
         """
-        arrived_s = self.clock.now_s() if arrival_s is None else arrival_s
+        arrival_s = self._arrival_s(arrival_s)
         budget_s = check_budget_s(budget_s)
         array = check_input(x, expected_shape=self._shape)
-        with self.program.context() as context:
-            return execute(
-                context,
-                array,
-                model=self.model,
-                policy=self.policy,
-                labels=self._labels,
-                clock=self.clock,
-                budget_s=budget_s,
-                arrival_s=arrived_s,
-                backend=self.program.backend,
-            )
+        return execute(self._setting, array, budget_s=budget_s, arrival_s=arrival_s)
 
     def run_batch(
         self,
@@ -115,54 +106,67 @@ class Session:
             xs: [N, ...].
             budgets_s: One for all, or one per sample, seconds.
             arrival_s: When they arrived; now by default.
-            max_batch: Samples run together; more are split.
+            max_batch: Samples run together; more are split and wait their turn.
 
         Returns:
             Answers in the order of ``xs``.
 
         Raises:
-            As `run`; also ConfigError when the policy looks back (oracle) or the number of budgets
-            is not the number of samples.
+            As `run`; also ConfigError when the policy looks back (oracle), ``max_batch`` is below
+            one, or the number of budgets is not the number of samples; BackendError when the
+            model takes one sample only.
         """
-        arrived_s = self.clock.now_s() if arrival_s is None else arrival_s
+        arrival_s = self._arrival_s(arrival_s)
         array = check_input(xs, expected_shape=(None, *self._shape[1:]))
-        given: Iterable[float] = (
-            [budgets_s] * len(array) if isinstance(budgets_s, int | float) else budgets_s
-        )
-        budgets = [check_budget_s(b) for b in given]
+        given = [budgets_s] * len(array) if np.ndim(budgets_s) == 0 else budgets_s
+        budgets = [check_budget_s(b) for b in given]  # type: ignore[union-attr, arg-type]
         if len(budgets) != len(array):
-            raise ConfigError(f"expected {len(array)} budgets, found {len(budgets)}")
+            raise ConfigError(
+                f"expected {len(array)} budgets, found {len(budgets)}",
+                help="pass one number for all samples, or one for each",
+            )
+        if max_batch < 1:
+            raise ConfigError(f"expected a batch of at least one sample, found {max_batch}")
         answers: list[Answer] = []
         for i in range(0, len(array), max_batch):
+            part = slice(i, i + max_batch)
             answers += execute_batch(
-                self.program,
-                array[i : i + max_batch],
-                policy=self.policy,
-                costs=self.costs,
-                labels=self._labels,
-                clock=self.clock,
-                budgets_s=budgets[i : i + max_batch],
-                arrival_s=arrived_s,
+                self._setting, array[part], budgets_s=budgets[part], arrival_s=arrival_s
             )
         return answers
 
     def warm_up(self, rounds: int = 3, *, max_batch: int = 1) -> float:
         """Run every exit a few times so that first requests find memory and caches ready.
 
+        Args:
+            rounds: How many times.
+            max_batch: Also for batches up to this size.
+
         Returns:
             Seconds it took.
         """
-        start_s = time.perf_counter()
-        sizes = [b for b in (1, 2, 4, 8, 16, 32) if b <= max_batch]
-        for size in sizes:
-            shape = (size, *self._shape[1:])
+        start_s = self.clock.now_s()
+        for power in range(padded_size(max_batch).bit_length()):
+            size = 1 << power
+            zeros = np.zeros((size, *self._shape[1:]), dtype=np.float32)
             with self.program.context(size) as context:
                 for _ in range(rounds):
-                    context.set_boundary(0, np.zeros(shape, dtype=np.float32))
-                    for k in range(len(self.model.stages)):
+                    context.set_boundary(0, zeros)
+                    for k in range(self.model.num_exits):
                         context.run_segment(k, k + 1)
                         context.run_head(k)
-        for start, stop in sorted(self.program.segments):
-            with self.program.context() as context:
-                context.run_segment(start, stop)
-        return time.perf_counter() - start_s
+                for start, stop in sorted(self.program.segments):
+                    context.run_segment(start, stop)
+        return self.clock.now_s() - start_s
+
+    def _arrival_s(self, given_s: float | None) -> float:
+        now_s = self.clock.now_s()
+        if given_s is None:
+            return now_s
+        if not -math.inf < given_s <= now_s:
+            ahead = format_duration(given_s - now_s)
+            raise ConfigError(
+                f"expected an arrival in the past, found {given_s!r}, {ahead} ahead",
+                help="read it from the session's clock: arrival_s=session.clock.now_s()",
+            )
+        return given_s

@@ -25,8 +25,11 @@ def make(
         accuracy_loss: Accuracy that may be lost against the last exit, a share.
 
     Raises:
-        ConfigError: The threshold is outside 0 to 1, or must be chosen without validation data.
+        ConfigError: A number is outside 0 to 1, or the threshold must be chosen without validation
+            data.
     """
+    if not 0.0 <= accuracy_loss <= 1.0:
+        raise ConfigError(f"expected an accuracy loss from 0 to 1, found {accuracy_loss!r}")
     if threshold is None:
         if inputs.validation is None:
             raise ConfigError(
@@ -83,7 +86,7 @@ class BranchyNet(Policy):
         self._temperatures = inputs.temperatures or (1.0,) * inputs.num_exits
         self._last = inputs.num_exits
 
-    def decide(self, position: int, now_s: float, arrival_s: float, deadline_s: float) -> int:  # noqa: ARG002
+    def decide(self, position: int, now_s: float, start_s: float, deadline_s: float) -> int:  # noqa: ARG002
         """Look at every exit; answer at the last."""
         if position == 0:
             return 1

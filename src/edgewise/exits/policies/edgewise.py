@@ -2,73 +2,105 @@
 
 from __future__ import annotations
 
+import math
 import threading
 from collections.abc import Sequence
-from typing import Literal
+from typing import Literal, get_args
 
-from edgewise.exits.policy import REJECT, Policy, PolicyInputs, Step
-from edgewise.exits.router import (
-    INFEASIBLE,
-    Publisher,
-    RouterTable,
-    default_horizons_s,
-    seed_margins,
-)
+from edgewise.errors import ConfigError, nearest_names
+from edgewise.exits.policy import LATE, REJECT, Policy, PolicyInputs, Step
+from edgewise.exits.router import Publisher, RouterTable, default_horizons_s, seed_margins
 from edgewise.predict import HorizonMargins
 
 OnInfeasible = Literal["run_anyway", "reject"]
+
+# Range of the error rate of a single margin: a window of hundreds of units says nothing beyond.
+_LEAST_MISSES = 0.004
+_MOST_MISSES = 0.05
 
 
 def make(
     inputs: PolicyInputs,
     *,
-    level: float = 0.98,
+    target_dsr: float = 0.98,
     window: int = 512,
+    gain: float = 1.0,
     on_infeasible: OnInfeasible = "run_anyway",
 ) -> Edgewise:
     """Make the router.
 
     Args:
         inputs: Costs and validated accuracy.
-        level: Quantile of recent residuals that a prediction is raised to.
+        target_dsr: Share of feasible requests to answer in time: the quantile of recent residuals
+            that predictions are raised to starts here and is adapted to reach it.
         window: How many recent units the residuals come from.
-        on_infeasible: What a request gets whose budget even the first exit cannot meet.
+        gain: How fast the quantile is adapted; 0 keeps it where it starts.
+        on_infeasible: What a request gets whose budget not even the soonest exit can meet.
+
+    Raises:
+        ConfigError: An argument is out of its range.
     """
-    return Edgewise(inputs, level=level, window=window, on_infeasible=on_infeasible)
+    if not 0.5 <= target_dsr < 1.0:
+        raise ConfigError(f"expected a target DSR from 0.5 up to 1, found {target_dsr!r}")
+    if not 0.0 <= gain <= 10.0:
+        raise ConfigError(f"expected a gain from 0 to 10, found {gain!r}")
+    if on_infeasible not in get_args(OnInfeasible):
+        raise ConfigError(
+            f"unknown outcome {on_infeasible!r} for a budget that no exit can meet",
+            help=nearest_names(str(on_infeasible), get_args(OnInfeasible)),
+        )
+    return Edgewise(
+        inputs, target_dsr=target_dsr, window=window, gain=gain, on_infeasible=on_infeasible
+    )
 
 
 class Edgewise(Policy):
-    """Reads one published table per decision; learns after each answer."""
+    """Reads one published table per decision; learns after each answer.
+
+    A request takes several decisions, each of which may err, and the window mixes calm and busy
+    moments; so the quantile that reaches a share of requests is not that share. It is steered by
+    the outcome instead: each miss raises it at once, each request in time lowers it a little, and
+    it rests where misses are as frequent as asked.
+
+    Source:
+        Gibbs and Candès, Adaptive Conformal Inference Under Distribution Shift (2021), eq. 2, here
+        on the logarithm of the error rate so that it stays above zero.
+    """
 
     name = "edgewise"
 
     def __init__(
-        self, inputs: PolicyInputs, *, level: float, window: int, on_infeasible: OnInfeasible
+        self,
+        inputs: PolicyInputs,
+        *,
+        target_dsr: float,
+        window: int,
+        gain: float,
+        on_infeasible: OnInfeasible,
     ) -> None:
-        self._inputs = inputs
         self._reject = on_infeasible == "reject"
         horizons_s = default_horizons_s(inputs.costs)
-        self._margins = HorizonMargins(horizons_s, level=level, size=window)
+        self._margins = HorizonMargins(horizons_s, level=target_dsr, size=window)
+        self._allowed_misses = 1.0 - target_dsr
+        self._gain = gain
         seed_margins(self._margins, inputs.costs)
-        self._best = inputs.best_exits()
-        self._publisher = Publisher(
-            inputs.costs,
-            best_exits=self._best,
-            segments=inputs.segments,
-            horizons_s=horizons_s,
-        )
+        self._better = [inputs.better_exits(p) for p in range(inputs.num_exits + 1)]
+        self._publisher = Publisher(inputs, horizons_s=horizons_s)
         self._lock = threading.Lock()
         self.table: RouterTable = self._publisher.publish(self._margins)
 
-    def decide(self, position: int, now_s: float, arrival_s: float, deadline_s: float) -> int:  # noqa: ARG002
+    def decide(self, position: int, now_s: float, start_s: float, deadline_s: float) -> int:  # noqa: ARG002
         """Look one table up; no allocation, lock, file or runtime."""
-        action = self.table.decide(position, deadline_s - now_s)
-        if action == INFEASIBLE:
-            return REJECT if self._reject else 1  # the first exit answers soonest
-        return action
+        table = self.table
+        action = table.decide(position, deadline_s - now_s)
+        if action != LATE:
+            return action
+        return REJECT if self._reject and not position else table.soonest(position)
 
-    def observe(self, steps: Sequence[Step]) -> None:
-        """Add a request's residuals and publish a new table.
+    def observe(self, steps: Sequence[Step], *, met: bool, feasible: bool | None = None) -> None:
+        """Add a request's residuals, steer the quantile and publish a new table.
+
+        A miss that was foreseen says nothing about margins and does not steer.
 
         When another thread is publishing, this request's residuals are left out: the window holds
         hundreds, and nobody waits.
@@ -76,15 +108,22 @@ class Edgewise(Policy):
         if not self._lock.acquire(blocking=False):
             return
         try:
+            self._margins.begin_group()
             for step in steps:
                 self._margins.add(step.predicted_s, step.observed_s)
+            if feasible or met:
+                allowed = self._allowed_misses
+                missed = 1.0 - self._margins.level
+                missed *= math.exp(self._gain * (allowed - (not met)))
+                most, least = max(_MOST_MISSES, allowed), min(_LEAST_MISSES, allowed)
+                self._margins.level = 1.0 - min(most, max(least, missed))
             self.table = self._publisher.publish(self._margins)
         finally:
             self._lock.release()
 
     def feasible(self, left_s: float) -> bool:
         """Whether some exit fits with its margin."""
-        return self.table.decide(0, left_s) != INFEASIBLE
+        return self.table.decide(0, left_s) != LATE
 
     def expected_s(self, predicted_s: float) -> float:
         """Static medians times the ratio seen lately."""
@@ -92,7 +131,9 @@ class Edgewise(Policy):
 
     def explain(self, exit_index: int) -> str:
         """Say whether time or usefulness ended the request."""
-        if exit_index == self._best[-1]:
+        if exit_index == self._better[0][0]:
             return "the best exit fitted the budget"
-        later = [k for k in self._best if k > exit_index]
-        return f"exit {later[0]} did not fit the time left" if later else "no later exit is better"
+        later = self._better[exit_index + 1]
+        return (
+            f"exit {min(later)} did not fit the time left" if later else "no later exit is better"
+        )

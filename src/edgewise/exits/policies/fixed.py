@@ -32,7 +32,7 @@ class Fixed(Policy):
     def __init__(self, inputs: PolicyInputs, *, exit_index: int) -> None:
         self._next = tuple(inputs.longest_step(p, exit_index + 1) for p in range(exit_index + 1))
 
-    def decide(self, position: int, now_s: float, arrival_s: float, deadline_s: float) -> int:  # noqa: ARG002
+    def decide(self, position: int, now_s: float, start_s: float, deadline_s: float) -> int:  # noqa: ARG002
         """Go on to the chosen exit."""
         return self._next[position] if position < len(self._next) else ANSWER
 

@@ -17,9 +17,9 @@ class FullDepth(Policy):
 
     def __init__(self, inputs: PolicyInputs) -> None:
         num = inputs.num_exits
-        self._next = tuple(inputs.longest_step(p, num) for p in range(num)) + (ANSWER,)
+        self._next = (*(inputs.longest_step(p, num) for p in range(num)), ANSWER)
 
-    def decide(self, position: int, now_s: float, arrival_s: float, deadline_s: float) -> int:  # noqa: ARG002
+    def decide(self, position: int, now_s: float, start_s: float, deadline_s: float) -> int:  # noqa: ARG002
         """Go on to the end."""
         return self._next[position]
 

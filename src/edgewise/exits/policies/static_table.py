@@ -28,27 +28,26 @@ class StaticTable(Policy):
         self.name = "static_table_scaled" if scale_factor else "static_table"
         costs = inputs.costs
         self._scaled = scale_factor
-        self._best = inputs.best_exits()
         num = costs.num_exits
         self._ahead = tuple(
-            tuple((costs.remaining_s(p, k), k) for k in reversed(self._best) if k >= p)
+            tuple((costs.remaining_s(p, k), k) for k in inputs.better_exits(p))
             for p in range(num + 1)
         )
+        self._soonest = min(range(num), key=lambda k: costs.remaining_s(0, k))
         self._done_s = tuple(float(costs.stage_s[:p].sum()) for p in range(num + 1))
         self._step = tuple(
             tuple(inputs.longest_step(p, k + 1) for k in range(num)) for p in range(num)
         )
 
-    def decide(self, position: int, now_s: float, arrival_s: float, deadline_s: float) -> int:
+    def decide(self, position: int, now_s: float, start_s: float, deadline_s: float) -> int:
         """Compare the table, perhaps scaled, with the time left."""
         if not self._scaled:
-            # The plan of the start, found again from the budget alone: nothing is remembered.
-            # Waiting before the start is not known to a static plan.
-            target = self._target(0, deadline_s - arrival_s, 1.0)
+            # The plan made at the start, found again instead of remembered.
+            target = self._target(0, deadline_s - start_s, 1.0)
             return self._step[position][target] if position <= target else ANSWER
         scale = 1.0
         if position:
-            scale = max((now_s - arrival_s) / max(self._done_s[position], 1e-9), 1e-3)
+            scale = max((now_s - start_s) / max(self._done_s[position], 1e-9), 1e-3)
         target = self._target(position, deadline_s - now_s, scale)
         return position + 1 if target >= position else ANSWER
 
@@ -56,7 +55,7 @@ class StaticTable(Policy):
         for need_s, k in self._ahead[position]:
             if need_s * scale <= left_s:
                 return k
-        return position - 1 if position else self._best[0]
+        return position - 1 if position else self._soonest
 
     def explain(self, exit_index: int) -> str:  # noqa: ARG002
         """Always the table."""

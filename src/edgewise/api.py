@@ -1,0 +1,133 @@
+"""One call from a model's name to a session that answers: what `edgewise.load` is."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from edgewise.backends import available_backends, load_program
+from edgewise.backends.registry import full_name
+from edgewise.device import device_fingerprint
+from edgewise.errors import BackendUnavailable, ProfileError
+from edgewise.exits import check_policy_name
+from edgewise.frontends.checkpoint import load_model
+from edgewise.predict import CostTable
+from edgewise.profiles import ProfileStore, default_store_path, read_profile
+from edgewise.profiling import device_record, find_profile, measure, thread_policy
+from edgewise.runtime import Session
+
+if TYPE_CHECKING:
+    from edgewise.backends import Program
+    from edgewise.clock import Clock
+    from edgewise.exits import Policy
+    from edgewise.model import StagedModel
+    from edgewise.profiles import Profile
+    from edgewise.profiling import Progress
+
+_log = logging.getLogger(__name__)
+
+
+def load(  # noqa: PLR0913 - one keyword per choice a user may make
+    model: str | Path | StagedModel,
+    *,
+    backend: str = "auto",
+    threads: int = 1,
+    policy: str | Policy = "edgewise",
+    profile: str | Path = "auto",
+    store: str | Path | None = None,
+    clock: Clock | None = None,
+    on_progress: Callable[[Progress], None] | None = None,
+    **policy_options: Any,
+) -> Session:
+    """Open a model for requests on this machine.
+
+    Args:
+        model: A shipped name, a checkpoint directory, an ``.onnx`` file, or a staged model.
+        backend: ``runtime`` or ``runtime:device``; ``"auto"`` takes the best one installed.
+        threads: Threads of each call.
+        policy: A policy's name, or a policy.
+        profile: ``"auto"`` takes the stored profile, and measures a quick one (seconds) where there
+            is none. ``"stored"`` refuses to measure. Otherwise the path of an exported profile.
+        store: Where profiles are kept; the user's store by default.
+        clock: Tells time; the machine's by default.
+        on_progress: Told how a measurement goes.
+        policy_options: The policy's own arguments.
+
+    Raises:
+        CheckpointError: The model is missing or damaged.
+        BackendUnavailable: The backend is unknown or not installed.
+        ProfileError: The profile is damaged, or from another device, thread policy or version of
+            the model.
+        ConfigError: Unknown policy, or an argument out of range.
+    """
+    if isinstance(policy, str):
+        check_policy_name(policy)  # before anything slow
+    staged = load_model(model) if isinstance(model, str | Path) else model
+    name = best_backend() if backend == "auto" else full_name(backend)
+    program = load_program(staged, name, threads=threads)
+    costs = costs_of(program, profile=profile, store=store, on_progress=on_progress)
+    session = Session(program, costs, policy=policy, clock=clock, **policy_options)
+    session.warm_up()
+    return session
+
+
+def best_backend() -> str:
+    """The first installed backend in the order of preference.
+
+    Raises:
+        BackendUnavailable: None is installed.
+    """
+    names = available_backends()
+    if not names:
+        raise BackendUnavailable(
+            "no runtime is installed that can run a model",
+            help="pip install 'edgewise[onnx]'",
+        )
+    return names[0]
+
+
+def costs_of(
+    program: Program,
+    *,
+    profile: str | Path = "auto",
+    store: str | Path | None = None,
+    on_progress: Callable[[Progress], None] | None = None,
+) -> CostTable:
+    """Find or measure what a loaded model costs here.
+
+    Raises:
+        ProfileError: As `load`.
+    """
+    found = _profile_of(program, profile, store, on_progress)
+    return CostTable.from_profile(
+        found, backend=program.backend, num_exits=len(program.model.stages)
+    )
+
+
+def _profile_of(
+    program: Program,
+    profile: str | Path,
+    store: str | Path | None,
+    on_progress: Callable[[Progress], None] | None,
+) -> Profile:
+    if profile not in ("auto", "stored"):
+        given = read_profile(Path(profile))
+        device = device_fingerprint()
+        given.check_usable(
+            model_version=program.model.version(),
+            device_id=device.id,
+            thread_policy=thread_policy(program.threads),
+            device=device_record(device),
+        )
+        return given
+    kept = ProfileStore(Path(store) if store is not None else default_store_path())
+    try:
+        return find_profile(program.model, program.backend, threads=program.threads, store=kept)
+    except ProfileError as reason:
+        # Another remedy than measuring means that the store itself is in trouble.
+        if profile == "stored" or not (reason.help or "").startswith("edgewise profile"):
+            raise
+        _log.info("measuring a quick profile: %s", reason.message)
+        return measure({program.backend: program}, kept, quick=True, on_progress=on_progress)
