@@ -6,7 +6,7 @@ import threading
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
@@ -69,7 +69,11 @@ class Context(ABC):
 
     @abstractmethod
     def set_boundary(self, position: int, values: Float32) -> None:
-        """Copy ``values`` [B, ...] into the tensor at a position; 0 is the model's input."""
+        """Copy ``values`` [B, ...] into the tensor at a position; 0 is the model's input.
+
+        Raises:
+            ShapeError: They have another shape, or a type that is no number.
+        """
 
     @abstractmethod
     def boundary(self, position: int) -> Float32:
@@ -80,6 +84,7 @@ class Context(ABC):
         """Run the stages from one position to another and return when the result is readable.
 
         Raises:
+            ConfigError: That run of stages was not compiled.
             BackendError: The runtime failed; its own message is the cause.
         """
 
@@ -89,6 +94,10 @@ class Context(ABC):
 
         Returns:
             Logits [B, classes], a fresh array on the host.
+
+        Raises:
+            ConfigError: There is no such exit.
+            BackendError: The runtime failed; its own message is the cause.
         """
 
 
@@ -157,6 +166,18 @@ class Program(ABC):
         with self._lock:
             self._free[batch].append(context)
 
+    def unknown_segment(self, start: int, stop: int) -> ConfigError:
+        """Make the error for a run of stages that was not compiled."""
+        known = ", ".join(f"{i}-{j}" for i, j in sorted(self.segments))
+        return ConfigError(
+            f"the segment from position {start} to {stop} of {self.model.name!r} was not compiled",
+            help=f"compiled are {known}",
+        )
+
+    def failed(self, what: str, error: Exception) -> BackendError:
+        """Make the error for a runtime that failed while it ran something."""
+        return BackendError(f"backend {self.backend!r} failed in {what}: {error}")
+
     def boundary_shape(self, position: int, batch: int) -> tuple[int, ...]:
         """Shape of the tensor at a position."""
         spec = self.model.input if position == 0 else self.model.stages[position - 1].stop
@@ -176,15 +197,23 @@ class ArrayContext(Context):
     def set_boundary(self, position: int, values: Float32) -> None:
         """Copy values in; the caller's array is only read."""
         array = self.arrays[position]
-        if values.shape != array.shape:
-            raise ShapeError(
-                f"expected {array.shape} at position {position}, found {values.shape}"
-            )
+        check_values(values, array.shape, position=position)
         np.copyto(array, values, casting="same_kind")
 
     def boundary(self, position: int) -> Float32:
         """Return a copy."""
         return self.arrays[position].copy()
+
+
+def check_values(values: Any, expected: tuple[int, ...], *, position: int) -> None:
+    """Raise `ShapeError` unless values can be copied to a position."""
+    if not isinstance(values, np.ndarray) or values.shape != expected:
+        raise ShapeError(
+            f"expected an array of shape {expected} at position {position}, found"
+            f" {getattr(values, 'shape', type(values).__name__)}"
+        )
+    if not np.can_cast(values.dtype, np.float32, casting="same_kind"):
+        raise ShapeError(f"expected numbers at position {position}, found {values.dtype}")
 
 
 def probe_input(model: StagedModel, *, batch: int = 1, seed: int = 0) -> Float32:
@@ -210,9 +239,16 @@ def check_close(found: Float32, expected: Float32, *, what: str, backend: str) -
         BackendError: An element differs by more than 1e-4 of itself plus 1e-5 of the largest
             magnitude, or is not finite where the reference is.
     """
+    if found.shape != expected.shape:
+        raise BackendError(
+            f"backend {backend!r} computes {what} wrongly: its shape is {found.shape}, expected"
+            f" {expected.shape}",
+            help="choose another backend; `edgewise doctor --backends` lists those here",
+        )
     scale = float(np.abs(expected).max(initial=0.0))
     allowed = RTOL * np.abs(expected) + ATOL_OF_SCALE * scale + np.finfo(np.float32).tiny
-    excess = np.abs(found.astype(np.float64) - expected) / allowed
+    with np.errstate(invalid="ignore"):  # infinite on both sides is refused below
+        excess = np.abs(found.astype(np.float64) - expected) / allowed
     worst = float(excess.max(initial=0.0))
     if not worst <= 1.0:
         raise BackendError(

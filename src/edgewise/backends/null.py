@@ -18,7 +18,7 @@ Float32 = npt.NDArray[np.float32]
 NAME = "null"
 
 
-def load(
+def load(  # noqa: PLR0913 - each is one knob of a simulation
     model: StagedModel,
     *,
     threads: int = 1,
@@ -89,11 +89,13 @@ class NullContext(ArrayContext):
 
     def run_segment(self, start: int, stop: int) -> None:
         """Charge a run of stages."""
+        if (start, stop) not in self._program.segments:
+            raise self._program.unknown_segment(start, stop)
         self._charge(f"segment:{start}-{stop}")
 
     def run_head(self, exit_index: int) -> Float32:
         """Charge a head and return made-up logits."""
-        self._charge(f"head:{exit_index}")
+        self._charge(f"head:{self._program.model.check_exit(exit_index)}")
         if self._program.logits is not None:
-            return self._program.logits(exit_index, self.arrays[0])
+            return np.array(self._program.logits(exit_index, self.arrays[0]), dtype=np.float32)
         return np.zeros((self.batch, self._program.model.num_classes), dtype=np.float32)

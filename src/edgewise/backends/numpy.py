@@ -67,20 +67,26 @@ class NumpyContext(ArrayContext):
         super().__init__(program, batch)
         evaluator = importlib.import_module("onnx.reference").ReferenceEvaluator
         stages, source = program.model.stages, program.model.source
-        self._model = program.model
+        self._program = program
         self._singles = [
             evaluator(source.onnx_segment(s.start.name, s.stop.name, batch=batch)) for s in stages
         ]
 
     def run_segment(self, start: int, stop: int) -> None:
         """Run stages one after another."""
-        for k in range(start, stop):
-            evaluator = self._singles[k]
-            (result,) = evaluator.run(None, {evaluator.input_names[0]: self.arrays[k]})
-            self.arrays[k + 1][...] = result
+        if (start, stop) not in self._program.segments:
+            raise self._program.unknown_segment(start, stop)
+        try:
+            for k in range(start, stop):
+                evaluator = self._singles[k]
+                (result,) = evaluator.run(None, {evaluator.input_names[0]: self.arrays[k]})
+                self.arrays[k + 1][...] = result
+        except Exception as error:
+            raise self._program.failed(f"segment {start}-{stop}", error) from error
 
     def run_head(self, exit_index: int) -> Float32:
         """Answer at an exit."""
-        head = self._model.exits[exit_index].head
+        model = self._program.model
+        head = model.exits[model.check_exit(exit_index)].head
         features = self.arrays[exit_index + 1]
         return features.copy() if head is None else head(features)

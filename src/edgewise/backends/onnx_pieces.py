@@ -38,7 +38,9 @@ def head_proto(head: ExitHead, *, batch: int = 1) -> Any:
     else:
         nodes = [
             helper.make_node("ReduceMean", ["features", "axes"], ["mean"], keepdims=0),
-            helper.make_node("Gemm", ["mean", "hidden.weight", "hidden.bias"], ["hidden"], transB=1),
+            helper.make_node(
+                "Gemm", ["mean", "hidden.weight", "hidden.bias"], ["hidden"], transB=1
+            ),
             helper.make_node("Relu", ["hidden"], ["pooled"]),
         ]
     nodes.append(

@@ -120,6 +120,7 @@ class OnnxRuntimeContext(ArrayContext):
         heads: dict[int, Any],
     ) -> None:
         super().__init__(program, batch)
+        self._program = program
         classes = program.model.num_classes
         self._logits = [empty_aligned((batch, classes)) for _ in program.model.exits]
         self._segments = {
@@ -132,16 +133,24 @@ class OnnxRuntimeContext(ArrayContext):
 
     def run_segment(self, start: int, stop: int) -> None:
         """Run a compiled run of stages."""
-        run, binding = self._segments[start, stop]
-        run(binding)
+        try:
+            run, binding = self._segments[start, stop]
+            run(binding)
+        except KeyError:
+            raise self._program.unknown_segment(start, stop) from None
+        except Exception as error:
+            raise self._program.failed(f"segment {start}-{stop}", error) from error
 
     def run_head(self, exit_index: int) -> Float32:
         """Answer at an exit."""
         bound = self._heads.get(exit_index)
         if bound is None:
-            return self.arrays[exit_index + 1].copy()
+            return self.arrays[self._program.model.check_exit(exit_index) + 1].copy()
         run, binding = bound
-        run(binding)
+        try:
+            run(binding)
+        except Exception as error:
+            raise self._program.failed(f"head {exit_index}", error) from error
         return self._logits[exit_index].copy()
 
 

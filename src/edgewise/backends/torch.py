@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
-from edgewise.backends.base import Context, Program, Segment
+from edgewise.backends.base import Context, Program, Segment, check_values
 from edgewise.backends.onnx_pieces import verify
-from edgewise.errors import BackendUnavailable, OpUnsupported, ShapeError
+from edgewise.errors import BackendUnavailable, OpUnsupported
 
 if TYPE_CHECKING:
     from edgewise.model.heads import ExitHead
@@ -119,9 +119,8 @@ class TorchContext(Context):
 
     def set_boundary(self, position: int, values: Float32) -> None:
         """Copy values in; the caller's array is only read."""
-        expected = self._program.boundary_shape(position, self.batch)
-        if values.shape != expected:
-            raise ShapeError(f"expected {expected} at position {position}, found {values.shape}")
+        shape = self._program.boundary_shape(position, self.batch)
+        check_values(values, shape, position=position)
         self._tensors[position] = self._torch.from_numpy(np.array(values, dtype=np.float32))
 
     def boundary(self, position: int) -> Float32:
@@ -130,14 +129,23 @@ class TorchContext(Context):
 
     def run_segment(self, start: int, stop: int) -> None:
         """Run a piece."""
-        with self._torch.inference_mode():
-            self._tensors[stop] = self._program.pieces[start, stop](self._tensors[start])
+        piece = self._program.pieces.get((start, stop))
+        if piece is None:
+            raise self._program.unknown_segment(start, stop)
+        try:
+            with self._torch.inference_mode():
+                self._tensors[stop] = piece(self._tensors[start])
+        except Exception as error:
+            raise self._program.failed(f"segment {start}-{stop}", error) from error
 
     def run_head(self, exit_index: int) -> Float32:
         """Answer at an exit."""
-        features = self._tensors[exit_index + 1]
+        features = self._tensors[self._program.model.check_exit(exit_index) + 1]
         head = self._program.heads.get(exit_index)
         if head is None:
             return np.array(features.numpy(), dtype=np.float32)
-        with self._torch.inference_mode():
-            return np.array(head(features).numpy(), dtype=np.float32)
+        try:
+            with self._torch.inference_mode():
+                return np.array(head(features).numpy(), dtype=np.float32)
+        except Exception as error:
+            raise self._program.failed(f"head {exit_index}", error) from error

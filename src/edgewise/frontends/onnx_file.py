@@ -10,12 +10,15 @@ from pathlib import Path
 from typing import Any
 
 from edgewise.errors import BackendUnavailable, ModelError
-from edgewise.model.graph import Graph, Op, TensorSpec
+from edgewise.model.graph import Graph, Op, TensorSpec, einsum_flops
 
 _VIEWS = frozenset({
-    "Reshape", "Flatten", "Transpose", "Squeeze", "Unsqueeze", "Slice", "Split", "Identity", "Expand",
+    "Reshape", "Flatten", "Transpose", "Squeeze", "Unsqueeze", "Slice", "Split", "Identity",
+    "Expand", "Dropout", "Shape", "Constant",
 })  # fmt: skip
-_CONTRACTIONS = frozenset({"Conv", "Gemm", "MatMul", "Einsum", "ConvInteger", "QLinearConv"})
+_WEIGHT_OF_CONVOLUTION = {"Conv": 1, "ConvInteger": 1, "QLinearConv": 3}
+_PRODUCTS = frozenset({"MatMul", "MatMulInteger", "QLinearMatMul"})
+_CONTRACTIONS = {*_WEIGHT_OF_CONVOLUTION, *_PRODUCTS, "ConvTranspose", "Gemm", "Einsum"}
 
 
 def import_onnx() -> Any:
@@ -31,17 +34,29 @@ def import_onnx() -> Any:
 class OnnxSource:
     """An ONNX model in memory.
 
+    Args:
+        proto: An ``onnx.ModelProto``; nodes without a name are given one.
+        name: For people.
+        answer: The output that is the logits, where the other outputs are to be had as well; by
+            default the first of rank two, else the first, and the others are dropped.
+
     Attributes:
         graph: Operators, for cuts and costs.
         name: From the file.
         dynamic_batch: Whether the first axis of the input is symbolic.
     """
 
-    def __init__(self, proto: Any, *, name: str) -> None:
+    def __init__(self, proto: Any, *, name: str, answer: str | None = None) -> None:
         self.proto = proto
         self.name = name
         self._initialisers = {t.name: t for t in proto.graph.initializer}
-        self._nodes = [_node_with_name(n, i) for i, n in enumerate(proto.graph.node)]
+        self._answer = answer or _answer(proto.graph)
+        kept = {self._answer} if answer is None else {v.name for v in proto.graph.output}
+        self._nodes = _needed([_node_with_name(n, i) for i, n in enumerate(proto.graph.node)], kept)
+        written = [name for node in self._nodes for name in node.output if name]
+        if len(set(written)) < len(written):
+            twice = next(name for name in written if written.count(name) > 1)
+            raise ModelError(f"the ONNX model {name!r} writes {twice!r} twice")
         # An exporter that finds two values equal keeps one and copies it to the other's name.
         self._same_as: dict[str, str] = {}
         for node in self._nodes:
@@ -70,18 +85,18 @@ class OnnxSource:
             ) from error
         except Exception as error:
             raise ModelError(
-                f"{path} is not a usable ONNX model: {str(error).strip().splitlines()[0]}",
-                help="export it again; a truncated copy or missing external data is the usual cause",
+                f"{path} is not a usable ONNX model: {_first_line(error)}",
+                help="export it again; a truncated copy or missing external data is the usual"
+                " cause",
             ) from error
         return cls(proto, name=path.stem)
 
     def _describe(self) -> Graph:
         onnx = import_onnx()
         inputs = [v for v in self.proto.graph.input if v.name not in self._initialisers]
-        self.dynamic_batch = any(
-            bool(v.type.tensor_type.shape.dim) and bool(v.type.tensor_type.shape.dim[0].dim_param)
-            for v in inputs
-        )
+        self.dynamic_batch = any(_is_open(d) for v in inputs for d in _dims(v)[:1])
+        if len(inputs) == 1:  # more are refused where the model is staged
+            _check_sizes(inputs[0])
         one = _infer_shapes(onnx, self.proto, self._initialisers, batch=1)
         two = _infer_shapes(onnx, self.proto, self._initialisers, batch=2)
         # Tensors whose first axis is the batch: these may cross a cut.
@@ -90,7 +105,9 @@ class OnnxSource:
             for name, spec in one.items()
             if name not in self._initialisers
             and spec.shape[:1] == (1,)
-            and (not self.dynamic_batch or (name in two and two[name].shape[0] == 2))
+            and (
+                not self.dynamic_batch or (name in two and two[name].shape == (2, *spec.shape[1:]))
+            )
         }
         self._shapes = {name: spec.shape for name, spec in one.items()}
         # Axes that grow with the batch, by how much.
@@ -105,7 +122,7 @@ class OnnxSource:
         )
         return Graph(
             inputs=tuple(v.name for v in inputs),
-            outputs=tuple(v.name for v in self.proto.graph.output),
+            outputs=(self._answer,),
             ops=ops,
             tensors=by_sample,
         )
@@ -137,7 +154,8 @@ class OnnxSource:
         onnx = import_onnx()
         if batch != 1 and not self.dynamic_batch:
             raise ModelError(
-                f"this ONNX model was exported for one sample, found a batch of {batch}",
+                f"the ONNX model {self.name!r} was exported for one sample, found a batch of"
+                f" {batch}",
                 help="export it with a symbolic first axis",
             )
         start = self._same_as.get(start, start)
@@ -171,13 +189,93 @@ class OnnxSource:
         """SHA-256 over operators and initialisers, independent of how the file stores them."""
         onnx = import_onnx()
         digest = hashlib.sha256()
+        for opset in sorted(self.proto.opset_import, key=lambda o: o.domain):
+            digest.update(f"{opset.domain}={opset.version}|".encode())
         for node in self._nodes:
-            digest.update(node.SerializeToString(deterministic=True))
-        for name in sorted(self._initialisers):
-            array = onnx.numpy_helper.to_array(self._initialisers[name])
-            digest.update(f"{name}|{array.dtype}|{array.shape}".encode())
-            digest.update(array.tobytes())
+            _digest_node(onnx, digest, node)
+        for function in self.proto.functions:
+            digest.update(f"{function.domain}.{function.name}|{list(function.input)}|".encode())
+            for node in function.node:
+                _digest_node(onnx, digest, node)
+        read = {name for node in self._nodes for name in _reads(node)}
+        for name in sorted(read & self._initialisers.keys()):
+            digest.update(f"{name}|".encode())
+            _digest_array(onnx, digest, self._initialisers[name])
         return digest.hexdigest()
+
+
+def _digest_array(onnx: Any, digest: Any, tensor: Any) -> None:
+    array = onnx.numpy_helper.to_array(tensor)
+    digest.update(f"{array.dtype}|{array.shape}|".encode())
+    digest.update(array.tobytes())
+
+
+def _digest_node(onnx: Any, digest: Any, node: Any) -> None:
+    """What a node computes; not its name, comments, or how its constants are stored."""
+    digest.update(f"{node.domain}.{node.op_type}|{list(node.input)}|{list(node.output)}|".encode())
+    for attribute in sorted(node.attribute, key=lambda a: a.name):
+        digest.update(f"{attribute.name}|".encode())
+        if attribute.HasField("t"):
+            _digest_array(onnx, digest, attribute.t)
+        elif attribute.HasField("g"):
+            for tensor in attribute.g.initializer:
+                _digest_array(onnx, digest, tensor)
+            for inner in attribute.g.node:
+                _digest_node(onnx, digest, inner)
+        else:
+            digest.update(attribute.SerializeToString(deterministic=True))
+
+
+def _first_line(error: BaseException) -> str:
+    return next(iter(str(error).strip().splitlines()), type(error).__name__)
+
+
+def _dims(value: Any) -> list[Any]:
+    return list(value.type.tensor_type.shape.dim)
+
+
+def _is_open(dim: Any) -> bool:
+    """Whether an axis has no fixed size; some exporters write -1 for that."""
+    return not dim.HasField("dim_value") or dim.dim_value < 1
+
+
+def _check_sizes(value: Any) -> None:
+    """Refuse an input whose axes other than the batch's are open, or that takes several samples.
+
+    Raises:
+        ModelError: So it is.
+    """
+    dims = _dims(value)
+    shape = [d.dim_param or d.dim_value or "?" for d in dims]
+    if len(dims) < 2 or any(_is_open(d) for d in dims[1:]):
+        raise ModelError(
+            f"expected input {value.name!r} with fixed sizes after the batch axis, found {shape}",
+            help="export it for one input size; only the first axis may be symbolic",
+        )
+    if not _is_open(dims[0]) and dims[0].dim_value != 1:
+        raise ModelError(
+            f"expected input {value.name!r} for one sample or a symbolic batch, found {shape}",
+            help="export it again with a symbolic first axis",
+        )
+
+
+def _answer(graph: Any) -> str:
+    """Name of the output that is the logits: the first of rank two, else the first."""
+    if not graph.output:
+        raise ModelError("the ONNX model has no output")
+    matrices = [v.name for v in graph.output if len(_dims(v)) == 2]
+    return str((matrices or [graph.output[0].name])[0])
+
+
+def _needed(nodes: list[Any], outputs: set[str]) -> list[Any]:
+    """The nodes that some outputs depend on, in their order."""
+    wanted = set(outputs)
+    kept = []
+    for node in reversed(nodes):
+        if not wanted.isdisjoint(node.output):
+            wanted.update(_reads(node))
+            kept.append(node)
+    return kept[::-1]
 
 
 def _numpy_dtype(name: str) -> Any:
@@ -209,6 +307,18 @@ def _reads(node: Any) -> list[str]:
     return [n for n in [*node.input, *_subgraph_reads(node)] if n]
 
 
+def rename_values(graph: Any, rename: Callable[[str], str]) -> None:
+    """Rename every value of an ONNX graph, in place; branches of its nodes included."""
+    for value in [*graph.input, *graph.output, *graph.value_info, *graph.initializer]:
+        value.name = rename(value.name)
+    for node in graph.node:
+        node.input[:] = [rename(name) for name in node.input]
+        node.output[:] = [rename(name) for name in node.output]
+        for attribute in node.attribute:
+            if attribute.HasField("g"):
+                rename_values(attribute.g, rename)
+
+
 def _infer_shapes(
     onnx: Any,
     proto: Any,
@@ -221,7 +331,7 @@ def _infer_shapes(
     single.CopyFrom(proto)
     for value in single.graph.input:
         dims = value.type.tensor_type.shape.dim
-        if value.name not in initialisers and dims and dims[0].dim_param:
+        if value.name not in initialisers and dims and _is_open(dims[0]):
             dims[0].Clear()
             dims[0].dim_value = batch
     del single.graph.value_info[:]
@@ -231,7 +341,7 @@ def _infer_shapes(
         inferred = onnx.shape_inference.infer_shapes(single, data_prop=True)
     except Exception as error:
         raise ModelError(
-            f"ONNX cannot infer the shapes of this model: {str(error).strip().splitlines()[0]}"
+            f"ONNX cannot infer the shapes of this model: {_first_line(error)}"
         ) from error
     tensors: dict[str, TensorSpec] = {}
     for value in [*inferred.graph.input, *inferred.graph.value_info, *inferred.graph.output]:
@@ -255,9 +365,7 @@ def _describe_op(
     free: bool,
 ) -> Op:
     reads = _reads(node)
-    sizes = {
-        r: math.prod(initialisers[r].dims) * 4 for r in dict.fromkeys(reads) if r in initialisers
-    }
+    sizes = {r: _nbytes(initialisers[r]) for r in reads if r in initialisers}
     return Op(
         name=node.name,
         kind=node.op_type,
@@ -271,6 +379,11 @@ def _describe_op(
     )
 
 
+def _nbytes(tensor: Any) -> int:
+    dtype = import_onnx().helper.tensor_dtype_to_np_dtype(tensor.data_type)
+    return int(math.prod(tensor.dims) * dtype.itemsize)
+
+
 def _flops(node: Any, tensors: Mapping[str, TensorSpec], initialisers: Mapping[str, Any]) -> float:
     """Work for one sample: 2 per multiply-add, 1 per element of anything else, 0 for views."""
     out = tensors.get(node.output[0])
@@ -282,15 +395,19 @@ def _flops(node: Any, tensors: Mapping[str, TensorSpec], initialisers: Mapping[s
         name = node.input[i]
         if name in initialisers:
             return tuple(initialisers[name].dims)
-        return tensors[name].shape if name in tensors else ()
+        return tensors[name].shape if name in tensors else (1,)
 
-    if node.op_type in ("Conv", "ConvInteger"):
-        return 2.0 * size * math.prod(shape(1)[1:])
-    if node.op_type == "Gemm":
+    flops = size
+    if node.op_type in _WEIGHT_OF_CONVOLUTION:
+        flops = 2.0 * size * math.prod(shape(_WEIGHT_OF_CONVOLUTION[node.op_type])[1:])
+    elif node.op_type == "ConvTranspose":
+        flops = 2.0 * math.prod(shape(0)) * math.prod(shape(1)[1:])
+    elif node.op_type == "Gemm":
         transposed = any(a.name == "transA" and a.i for a in node.attribute)
-        left = shape(0)
-        return 2.0 * size * (left[0] if transposed else left[-1]) if left else size
-    if node.op_type == "MatMul":
-        left = shape(0)
-        return 2.0 * size * left[-1] if left else size
-    return size
+        flops = 2.0 * size * shape(0)[0 if transposed else -1]
+    elif node.op_type in _PRODUCTS:
+        flops = 2.0 * size * shape(0)[-1]
+    elif node.op_type == "Einsum":
+        equation = next(a.s.decode() for a in node.attribute if a.name == "equation")
+        flops = einsum_flops(equation, [shape(i) for i in range(len(node.input))]) or size
+    return flops

@@ -2,34 +2,52 @@
 
 from __future__ import annotations
 
+import contextlib
+import functools
 import hashlib
 import importlib
+import io
+import logging
 import math
 import operator
+import sys
 import threading
+import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
 
 from edgewise.errors import BackendUnavailable, ModelError, ShapeError
-from edgewise.frontends.onnx_file import OnnxSource
+from edgewise.frontends.onnx_file import OnnxSource, rename_values
 from edgewise.model.cuts import legal_cuts
-from edgewise.model.graph import Graph, Op, TensorSpec
+from edgewise.model.graph import Graph, Op, TensorSpec, einsum_flops
 
+# These return another shape of their operand, or pass it on as it is: no work.
 _VIEWS = frozenset({
     "view", "reshape", "flatten", "permute", "transpose", "t", "squeeze", "unsqueeze", "expand",
     "expand_as", "slice", "select", "contiguous", "alias", "detach", "unflatten", "_unsafe_view",
     "chunk", "split", "split_with_sizes", "unbind", "getitem", "movedim", "narrow", "view_as",
+    "unfold", "swapaxes", "swapdims", "numpy_T", "mT", "broadcast_to", "tensor_split", "to",
+    "ravel", "diagonal", "lift_fresh", "dropout", "sym_size",
 })  # fmt: skip
-_CONTRACTIONS = frozenset({
-    "conv1d", "conv2d", "conv3d", "convolution", "linear", "mm", "bmm", "matmul", "addmm", "baddbmm",
-    "scaled_dot_product_attention", "einsum",
-})  # fmt: skip
+_CONVOLUTIONS = frozenset({"conv1d", "conv2d", "conv3d", "convolution"})
+_TRANSPOSED = frozenset({"conv_transpose1d", "conv_transpose2d", "conv_transpose3d"})
+_MATRIX_OPERAND = {  # where the operand stands whose last axis is summed over
+    "linear": 0, "mm": 0, "bmm": 0, "matmul": 0, "addmm": 1, "baddbmm": 1,
+}  # fmt: skip
+_ATTENTION = "scaled_dot_product_attention"
+_CONTRACTIONS = _CONVOLUTIONS | _TRANSPOSED | set(_MATRIX_OPERAND) | {_ATTENTION, "einsum"}
 # In evaluation mode these return their operand.
-_IDENTITIES = frozenset({"dropout", "feature_dropout", "alpha_dropout", "detach", "alias"})
+_IDENTITIES = frozenset({
+    "dropout", "feature_dropout", "alpha_dropout", "feature_alpha_dropout", "detach", "alias",
+    "lift_fresh",
+})  # fmt: skip
+# Marks our names in an ONNX export: the exporter also names values, and does not look whether a
+# name is taken.
+_OURS = "@edgewise"
 _IN_PLACE_WHEN_FRESH = {"relu": "relu_", "hardtanh": "hardtanh_", "silu": "silu_"}
-_FRESH = _CONTRACTIONS | {"batch_norm", "_native_batch_norm_legit_no_training", "add", "layer_norm"}
+_FRESH = (_CONTRACTIONS - {"einsum"}) | {"batch_norm", "add", "layer_norm"}
 
 
 def import_torch() -> Any:
@@ -63,7 +81,11 @@ def _op_name(node: Any) -> str:
 
 
 def _shape_for_one(value: Any, batch: Any) -> tuple[int, ...]:
-    """Shape of a fake tensor when the batch symbol is 1."""
+    """Shape of a fake tensor when the batch symbol is 1.
+
+    Raises:
+        TypeError: A size depends on the data.
+    """
 
     def size(dim: Any) -> int:
         if isinstance(dim, int):
@@ -122,16 +144,24 @@ class TorchSource:
                     exported = torch.export.export(module, (one,), strict=False)
                 except Exception as error:
                     raise ModelError(
-                        f"torch.export refuses {type(module).__name__}:"
-                        f" {str(error).strip().splitlines()[0]}",
+                        f"torch.export refuses {type(module).__name__}: {_first_line(error)}",
                         help="make the forward free of data-dependent branches, or export it to"
                         " ONNX yourself and use StagedModel.from_onnx",
                     ) from error
                 source = cls(_functional(torch, exported), dynamic_batch=False, batch=None)
+                wrong = source._differs_from(torch, module, one)
+                if wrong is not None:
+                    raise ModelError(
+                        f"the exported form of {type(module).__name__} answers otherwise than the"
+                        f" module itself: {wrong}",
+                        help="a forward that is random, keeps state or writes through views is the"
+                        " usual cause",
+                    )
         return source
 
     @classmethod
     def _try_dynamic(cls, torch: Any, module: Any, one: Any) -> TorchSource | None:
+        """Export for any batch size; ``None`` where that fails or answers one sample wrongly."""
         two = torch.cat([one, one])
         try:
             exported = torch.export.export(
@@ -145,33 +175,66 @@ class TorchSource:
         size = placeholder.meta["val"].shape[0]
         if isinstance(size, int):
             return None
-        return cls(_functional(torch, exported), dynamic_batch=True, batch=size.node.expr)
+        source = cls(_functional(torch, exported), dynamic_batch=True, batch=size.node.expr)
+        # Some forwards branch on the batch size, as a bare squeeze() does.
+        wrong = [source._differs_from(torch, module, x) for x in (one, torch.cat([two, one]))]
+        return source if wrong == [None, None] else None
+
+    def _differs_from(self, torch: Any, module: Any, like: Any) -> str | None:
+        """How our copy's answer differs from the module's on made-up input, ``None`` if not."""
+        generator = torch.Generator().manual_seed(0)
+        x = like
+        if like.is_floating_point():
+            noise = torch.rand(like.shape, generator=generator, dtype=torch.float32)
+            x = (noise * 2 - 1).to(like.dtype)
+        answer = self.graph.outputs[0]
+        if answer not in self.graph.tensors:
+            return None  # no logits, which is said where the model is staged
+        try:
+            found = self._cut_out(self.graph.inputs[0], (answer,), reinplace=False)(x.clone())
+            expected = self._find_answer(torch, module(x.clone()), found)
+        except Exception as error:  # noqa: BLE001 - whatever it is, the copy cannot be used
+            return f"it fails with {_first_line(error)}"
+        shape = (like.shape[0], *self.graph.tensors[answer].shape[1:])
+        if expected is None or tuple(found.shape) != shape:
+            return f"it answers with shape {tuple(found.shape)} where {shape} was expected"
+        if not torch.allclose(found, expected, rtol=1e-3, atol=1e-5, equal_nan=True):
+            return f"the largest difference is {float((found - expected).abs().max()):.3g}"
+        return None
+
+    @staticmethod
+    def _find_answer(torch: Any, results: Any, like: Any) -> Any:
+        """The module's output that our answer stands for: the first matrix, else the first."""
+        leaves = torch.utils._pytree.tree_leaves(results)  # noqa: SLF001 - what torch.export uses
+        flat = [leaf for leaf in leaves if isinstance(leaf, torch.Tensor)]
+        matrices = [t for t in flat if t.ndim == 2]
+        answer = next(iter(matrices or flat), None)
+        return answer if answer is not None and answer.shape == like.shape else None
 
     def _describe(self, batch: Any) -> Graph:
         """Write the fx graph down as our graph."""
-        attributes = dict(self._module.named_parameters()) | dict(self._module.named_buffers())
         tensors: dict[str, TensorSpec] = {}
         inputs: list[str] = []
         outputs: tuple[str, ...] = ()
         weights: dict[str, int] = {}
         ops: list[Op] = []
         for node in self._module.graph.nodes:
-            value = node.meta.get("val")
-            if hasattr(value, "shape") and hasattr(value, "dtype") and node.op != "get_attr":
-                tensors[node.name] = TensorSpec(
-                    name=node.name,
-                    shape=_shape_for_one(value, batch),
-                    dtype=str(value.dtype).removeprefix("torch."),
-                )
+            spec = _spec_for_one(node, batch)
+            if spec is not None:
+                tensors[node.name] = spec
             if node.op == "placeholder":
                 inputs.append(node.name)
             elif node.op == "get_attr":
-                attribute = attributes.get(node.target)
-                size = attribute.numel() * attribute.element_size() if attribute is not None else 0
-                weights[node.name] = size
+                array = self._attribute(node.target)
+                weights[node.name] = array.nbytes
+                tensors[node.name] = TensorSpec(
+                    name=node.name,
+                    shape=tuple(array.shape),
+                    dtype=str(array.dtype).removeprefix("torch."),
+                )
                 ops.append(Op(name=node.name, kind="constant", inputs=(), outputs=(node.name,)))
             elif node.op == "output":
-                outputs = _output_names(node)
+                outputs = (node.args[0].name,)
             else:
                 op = _describe_op(node, tensors, weights)
                 # Each piece asks its own input for the batch size; otherwise one size(0) at the
@@ -180,9 +243,13 @@ class TorchSource:
         by_sample = {
             n.name: tensors[n.name]
             for n in self._module.graph.nodes
-            if n.name in tensors and _leads_with(n.meta["val"].shape, batch)
+            if n.name in tensors and n.op != "get_attr" and _leads_with(n.meta["val"].shape, batch)
         }
         return Graph(inputs=tuple(inputs), outputs=outputs, ops=tuple(ops), tensors=by_sample)
+
+    def _attribute(self, path: str) -> Any:
+        """A parameter, buffer or constant of the exported module."""
+        return functools.reduce(getattr, path.split("."), self._module)
 
     def torch_segment(self, start: str, stop: str) -> Callable[[Any], Any]:
         """Return the piece between two tensors as a module of its own; weights are shared."""
@@ -241,8 +308,8 @@ class TorchSource:
                     whole,
                     (example,),
                     dynamo=True,
-                    input_names=[start],
-                    output_names=stops,
+                    input_names=[start + _OURS],
+                    output_names=[stop + _OURS for stop in stops],
                     dynamic_shapes=shapes,
                     verbose=False,
                     opset_version=20,
@@ -254,20 +321,36 @@ class TorchSource:
             ) from error
         except Exception as error:
             raise ModelError(
-                f"the ONNX exporter refuses this model: {str(error).strip().splitlines()[0]}",
+                f"the ONNX exporter refuses this model: {_first_line(error)}",
                 help="run it on the 'torch' backend, or export it to ONNX yourself",
             ) from error
-        return OnnxSource(program.model_proto, name="export")
+        proto = program.model_proto
+        rename_values(proto.graph, functools.partial(_our_name, ours={start, *stops}))
+        return OnnxSource(proto, name="export", answer=stops[-1])
 
     def weights_digest(self) -> str:
-        """SHA-256 over the operators and every parameter and buffer."""
+        """SHA-256 over the operators, their arguments and every array they read."""
+        torch = import_torch()
         digest = hashlib.sha256()
-        for op in self.graph.ops:
-            digest.update(f"{op.kind}|{op.inputs}|{op.outputs}".encode())
-        for name, tensor in sorted(self._module.state_dict().items()):
-            digest.update(name.encode())
-            digest.update(tensor.detach().cpu().contiguous().numpy().tobytes())
+        for node in self._module.graph.nodes:
+            digest.update(f"{node.op}|{node.target}|{node.name}|{node.args}|".encode())
+            digest.update(f"{sorted(node.kwargs.items())}\n".encode())
+            if node.op == "get_attr":
+                array = self._attribute(node.target).detach().cpu().contiguous()
+                digest.update(f"{array.dtype}|{tuple(array.shape)}|".encode())
+                digest.update(array.reshape(-1).view(torch.uint8).numpy().tobytes())
         return digest.hexdigest()
+
+
+def _first_line(error: BaseException) -> str:
+    return next(iter(str(error).strip().splitlines()), type(error).__name__)
+
+
+def _our_name(name: str, *, ours: set[str]) -> str:
+    """Undo the marks that keep our names apart from those the exporter makes up."""
+    if name.endswith(_OURS):
+        return name.removesuffix(_OURS)
+    return name + "'" if name in ours else name
 
 
 def _describe_example(example: object) -> str:
@@ -279,10 +362,10 @@ def _is_user(exported: Any, node: Any) -> bool:
     return node.name in exported.graph_signature.user_inputs
 
 
-def _output_names(node: Any) -> tuple[str, ...]:
-    """Flatten the outputs; logits come first: the first float [B, C], as a classifier's."""
+def _answer_node(output: Any) -> Any:
+    """The result that is the logits: the first of rank two, else the first."""
     flat: list[Any] = []
-    pending = list(node.args)
+    pending = list(output.args)
     while pending:
         item = pending.pop(0)
         if isinstance(item, tuple | list):
@@ -294,12 +377,11 @@ def _output_names(node: Any) -> tuple[str, ...]:
     if not flat:
         raise ModelError("the exported module returns no tensor")
     matrices = [n for n in flat if len(getattr(n.meta.get("val"), "shape", ())) == 2]
-    answer = (matrices or flat)[0]
-    return (answer.name,)
+    return (matrices or flat)[0]
 
 
 def _functional(torch: Any, exported: Any) -> Any:
-    """A graph module without in-place operators, dead code or dropout.
+    """A graph module that returns the logits, without in-place operators, checks or dropout.
 
     An in-place operator whose operand has no other live name becomes its functional twin, and
     later readers of the operand read the result. Where views of a written tensor are read later,
@@ -307,27 +389,73 @@ def _functional(torch: Any, exported: Any) -> Any:
     """
     module = exported.module(check_guards=False)
     if not _replace_in_place(torch, module):
-        module = exported.run_decompositions({}).module(check_guards=False)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", FutureWarning)  # torch's own, about its own
+            module = exported.run_decompositions({}).module(check_guards=False)
         if not _replace_in_place(torch, module):
-            raise ModelError("the exported graph writes to a tensor in a way that cannot be undone")
+            raise ModelError(
+                "the exported graph writes to a tensor in a way that cannot be undone",
+                help="let the forward return new tensors instead of keeping state in buffers",
+            )
     graph = module.graph
+    output = next(iter(reversed(graph.nodes)))
+    output.args = (_answer_node(output),)
+    graph.set_codegen(torch.fx.graph.CodeGen())  # the module's own result had more to it
+    graph.eliminate_dead_code()
     for node in list(graph.nodes):
         name = _op_name(node) if node.op == "call_function" else ""
-        if name in _IDENTITIES or (name == "pad" and not any(node.args[1])):
-            node.replace_all_uses_with(node.args[0])
+        same = _same_as(name, node)
+        if same is not None:
+            node.replace_all_uses_with(same)
             graph.erase_node(node)
-        elif node.op == "call_module":  # guards on input sizes, checked by us
+        elif not node.users and (node.op == "call_module" or _is_a_check(name)):
             graph.erase_node(node)
     graph.eliminate_dead_code()
     module.recompile()
     return module
 
 
+def _is_a_check(name: str) -> bool:
+    """Whether an operator only asserts what `Context.set_boundary` checks before anything runs."""
+    return name.startswith(("_assert", "sym_constrain", "_check"))
+
+
+def _same_as(name: str, node: Any) -> Any:
+    """The operand that an operator returns unchanged, ``None`` where it does something."""
+    if name in _IDENTITIES or (name == "pad" and not any(node.args[1])):
+        return node.args[0]
+    if name == "to":
+        source, result = node.args[0].meta.get("val"), node.meta.get("val")
+        known = source is not None and result is not None
+        if known and source.dtype == result.dtype and source.device == result.device:
+            return node.args[0]
+    where = {"slice": 1, "slice_scatter": 2}.get(name)
+    if where is not None and node.kwargs == {}:
+        bounds = [*node.args[where + 1 :], None, sys.maxsize, 1]
+        given = max(len(node.args) - where - 1, 0)
+        start, stop, step = [*bounds[:given], *bounds[2 * given :]]
+        if start in (None, 0) and stop in (None, sys.maxsize) and step == 1:
+            return node.args[where - 1]
+    return None
+
+
+def _shares_memory(node: Any) -> bool:
+    """Whether a node's result may be its first operand's memory: by schema, or by name."""
+    if node.op != "call_function" or not node.args:
+        return False
+    schema = getattr(node.target, "_schema", None)
+    by_schema = schema is not None and any(
+        r.alias_info is not None and not r.alias_info.is_write for r in schema.returns
+    )
+    return by_schema or _op_name(node) in _VIEWS
+
+
 def _replace_in_place(torch: Any, module: Any) -> bool:
+    """Give in-place operators their functional twins; ``False`` where that would be wrong."""
     order = {n: i for i, n in enumerate(module.graph.nodes)}
 
     def base(node: Any) -> Any:
-        while node.op == "call_function" and _op_name(node) in _VIEWS and node.args:
+        while _shares_memory(node) and hasattr(node.args[0], "op"):
             node = node.args[0]
         return node
 
@@ -335,16 +463,22 @@ def _replace_in_place(torch: Any, module: Any) -> bool:
         schema = getattr(node.target, "_schema", None) if node.op == "call_function" else None
         if schema is None or not schema.is_mutable:
             continue
+        written = [a.alias_info is not None and a.alias_info.is_write for a in schema.arguments]
         twin = getattr(torch.ops.aten, _op_name(node).removesuffix("_"), None)
         overload = getattr(twin, getattr(node.target, "_overloadname", "default"), None)
-        operand = node.args[0]
-        if overload is None or (operand.op in ("placeholder", "get_attr") and _op_name(node) == "copy_"):
+        operand: Any = node.args[0] if node.args else None
+        if overload is None or not hasattr(operand, "op") or written.index(True) != 0:
             return False
         root = base(operand)
-        same_storage = [n for n in module.graph.nodes if n is not node and base(n) is root]
-        for other in same_storage:
-            later = [u for u in other.users if order[u] > order[node]]
-            if other is not operand and later:
+        if root.op == "get_attr" and _op_name(node) == "copy_":
+            return False
+        for other in module.graph.nodes:
+            if (
+                other is not node
+                and other is not operand
+                and base(other) is root
+                and any(order[u] > order[node] for u in other.users)
+            ):
                 return False
         node.target = overload
         for user in [u for u in operand.users if u is not node and order[u] > order[node]]:
@@ -353,8 +487,8 @@ def _replace_in_place(torch: Any, module: Any) -> bool:
 
 
 def _leads_with(shape: Any, batch: Any) -> bool:
-    """Whether the first axis is the batch: what may cross a cut."""
-    if not shape:
+    """Whether the first axis is the batch and no other depends on it: what may cross a cut."""
+    if not shape or not all(isinstance(size, int) for size in shape[1:]):
         return False
     if batch is None:
         return bool(shape[0] == 1)
@@ -385,18 +519,29 @@ def _reinplace(torch: Any, graph: Any, *, keep: Any) -> None:
             node.target = getattr(twin, node.target._overloadname)  # noqa: SLF001 - no public name
 
 
+def _spec_for_one(node: Any, batch: Any) -> TensorSpec | None:
+    """A node's tensor for one sample, ``None`` where it is no tensor or its size is not known."""
+    value = node.meta.get("val")
+    if not hasattr(value, "shape") or not hasattr(value, "dtype"):
+        return None
+    try:
+        shape = _shape_for_one(value, batch)
+    except TypeError:
+        return None
+    return TensorSpec(name=node.name, shape=shape, dtype=str(value.dtype).removeprefix("torch."))
+
+
 def _describe_op(node: Any, tensors: dict[str, TensorSpec], weights: dict[str, int]) -> Op:
     name = _op_name(node)
     stack = node.meta.get("nn_module_stack") or {}
     scope = list(stack.values())[-1][0] if stack else ""
     reads = [n.name for n in node.all_input_nodes]
-    out = tensors.get(node.name)
     return Op(
         name=node.name,
         kind=name,
         inputs=tuple(reads),
         outputs=(node.name,),
-        flops=_flops(name, node, out),
+        flops=_flops(name, node, tensors),
         weight_bytes=sum(weights.get(r, 0) for r in reads),
         scope=scope if isinstance(scope, str) else "",
         is_view=name in _VIEWS,
@@ -404,34 +549,36 @@ def _describe_op(node: Any, tensors: dict[str, TensorSpec], weights: dict[str, i
     )
 
 
-def _flops(name: str, node: Any, out: TensorSpec | None) -> float:
+def _flops(name: str, node: Any, tensors: dict[str, TensorSpec]) -> float:
     """Work for one sample: 2 per multiply-add, 1 per element of anything else, 0 for views."""
+    out = tensors.get(node.name)
     if out is None or name in _VIEWS:
         return 0.0
     size = float(math.prod(out.shape))
-    shapes = [tuple(n.meta["val"].shape) for n in node.all_input_nodes if "val" in n.meta]
-    if name in ("conv1d", "conv2d", "conv3d", "convolution"):
-        return 2.0 * size * math.prod(shapes[1][1:])
-    if name == "linear":
-        return 2.0 * size * shapes[1][-1]
-    if name in ("mm", "bmm", "matmul"):
-        return 2.0 * size * shapes[0][-1]
-    if name in ("addmm", "baddbmm"):
-        return 2.0 * size * shapes[1][-1]
-    if name == "scaled_dot_product_attention":
-        length, width = shapes[1][-2], shapes[0][-1]
-        return 2.0 * size * length + 2.0 * size / out.shape[-1] * length * width
-    return size
+
+    def shape(i: int) -> tuple[int, ...]:
+        spec = tensors.get(getattr(node.args[i], "name", ""))
+        return spec.shape if spec is not None else ()
+
+    flops = size
+    if name in _CONVOLUTIONS:
+        flops = 2.0 * size * math.prod(shape(1)[1:])
+    elif name in _TRANSPOSED:
+        flops = 2.0 * math.prod(shape(0)) * math.prod(shape(1)[1:])
+    elif name in _MATRIX_OPERAND:
+        flops = 2.0 * size * (shape(_MATRIX_OPERAND[name]) or (1,))[-1]
+    elif name == _ATTENTION:
+        keys, width = shape(1)[-2], shape(0)[-1]
+        flops = 2.0 * size * keys + 2.0 * size / out.shape[-1] * keys * width
+    elif name == "einsum":
+        operands = [tensors[n.name].shape for n in node.args[1] if n.name in tensors]
+        flops = einsum_flops(str(node.args[0]), operands) or size
+    return flops
 
 
 @contextmanager
 def _quiet() -> Iterator[None]:
     """Keep the exporter's progress text and warnings out of a user's terminal."""
-    import contextlib
-    import io
-    import logging
-    import warnings
-
     logger = logging.getLogger("torch.onnx")
     level = logger.level
     logger.setLevel(logging.ERROR)

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from numbers import Integral, Real
 
 from edgewise.errors import ConfigError, ModelError, nearest_names
 from edgewise.model.graph import Graph, Op, TensorSpec
@@ -31,13 +33,25 @@ class Cut:
     scope: str
 
 
-def _free_of_inputs(graph: Graph) -> set[str]:
-    """Names of tensors that depend on no input: each slice can compute them again for nothing."""
+def _on_a_path(graph: Graph) -> list[int]:
+    """Indices of the operators that lie between an input and an output.
+
+    The others can be ignored: what depends on no input each side of a cut can compute again, and
+    what no output depends on need not be computed at all.
+    """
+    needed = set(graph.outputs)
+    useful = set()
+    for i in range(len(graph.ops) - 1, -1, -1):
+        if not needed.isdisjoint(graph.ops[i].outputs):
+            useful.add(i)
+            needed.update(graph.ops[i].inputs)
     dependent = set(graph.inputs)
-    for op in graph.ops:
-        if any(name in dependent for name in op.inputs):
+    found = []
+    for i, op in enumerate(graph.ops):
+        if i in useful and not dependent.isdisjoint(op.inputs):
             dependent.update(op.outputs)
-    return {name for op in graph.ops for name in op.outputs} - dependent
+            found.append(i)
+    return found
 
 
 def legal_cuts(graph: Graph) -> tuple[Cut, ...]:
@@ -45,49 +59,41 @@ def legal_cuts(graph: Graph) -> tuple[Cut, ...]:
 
     Liveness over the operator order: after each operator, the tensors written so far and still
     read later. One live tensor is a cut. Tensors that depend on no input do not count, since either
-    side can compute them. Several live tensors that are all views of one count as that one, since
-    a view costs nothing to make again.
+    side can compute them.
 
     The order cannot hide a cut: an operator that is neither before nor after a tensor lies on a
-    path around it, so that tensor does not separate the graph in any order.
+    path around it, so that tensor does not separate the graph in any order. Nor do views need a
+    rule of their own: where several views of one tensor cross, the tensor alone crossed before
+    they were taken.
 
     Args:
         graph: The operators.
 
     Returns:
-        Cuts in order, without the inputs and the last output. Two cuts never name the same tensor.
+        Cuts in order, without the inputs and the outputs. Two cuts never name the same tensor.
 
     Source:
-        Live-variable analysis, as in any compiler text; brute force over all pairs of tensors in
-        ``tests/model/test_cuts.py``.
+        Live-variable analysis, as in any compiler text; held against the definition (remove the
+        tensor, look for a path around it) in ``tests/model/test_cuts.py``.
     """
-    constant = _free_of_inputs(graph)
-    last_use: dict[str, int] = dict.fromkeys(graph.outputs, len(graph.ops))
-    for i, op in enumerate(graph.ops):
-        for name in op.inputs:
-            last_use[name] = max(last_use.get(name, -1), i)
-
-    view_of = {op.outputs[0]: op.inputs[0] for op in graph.ops if op.is_view and op.inputs}
-
-    def root(name: str) -> str:
-        while name in view_of:
-            name = view_of[name]
-        return name
+    on_path = _on_a_path(graph)
+    writers = {name: i for i in on_path for name in graph.ops[i].outputs}
+    last_use: dict[str, int] = dict.fromkeys(graph.inputs, -1)
+    for i in on_path:
+        last_use.update((n, i) for n in graph.ops[i].inputs if n in writers or n in last_use)
+    last_use.update(dict.fromkeys(graph.outputs, len(graph.ops)))
 
     total = graph.flops
-    scopes = {name: op.scope for op in graph.ops for name in op.outputs}
-    live = {name for name in graph.inputs if name in last_use}
-    done = 0.0
+    live = {name for name in graph.inputs if last_use[name] >= 0}
+    done = list(itertools.accumulate(op.flops for op in graph.ops))
     cuts: list[Cut] = []
     seen = set(graph.inputs) | set(graph.outputs)
-    for i, op in enumerate(graph.ops):
-        done += op.flops
-        live.update(n for n in op.outputs if n not in constant and last_use.get(n, -1) > i)
+    for i in on_path:
+        live.update(n for n in graph.ops[i].outputs if n in last_use)
         live = {n for n in live if last_use[n] > i}
-        crossing = live if len(live) == 1 else {root(n) for n in live}
-        if len(crossing) != 1:
+        if len(live) != 1:
             continue
-        (name,) = crossing
+        (name,) = live
         spec = graph.tensors.get(name)
         if name in seen or spec is None or spec.dtype not in _FLOAT_TYPES:
             continue
@@ -96,9 +102,9 @@ def legal_cuts(graph: Graph) -> tuple[Cut, ...]:
             Cut(
                 index=i,
                 tensor=spec,
-                flops=done,
-                depth_ratio=done / total if total else (i + 1) / len(graph.ops),
-                scope=scopes.get(name, ""),
+                flops=done[i],
+                depth_ratio=done[i] / total if total else (i + 1) / len(graph.ops),
+                scope=graph.ops[writers[name]].scope,
             )
         )
     return tuple(cuts)
@@ -157,17 +163,22 @@ def choose_cuts(
 
     Returns:
         Inner cuts in order of depth, without duplicates; one fewer than the exits wanted, or
-        fewer still where the model has not that many places.
+        fewer still where several wanted depths have the same best place. Counts and fractions
+        take only tensors that a head can be put on (maps and tokens), if the model has any.
 
     Raises:
         ModelError: The model has no legal cut.
         ConfigError: The count is below one, a fraction is outside (0, 1], or a name has no cut.
     """
-    if isinstance(exits, int):
-        if exits < 1:
-            raise ConfigError(f"expected at least one exit, found exits={exits}")
-        if exits == 1:
-            return ()
+    count, wanted = (int(exits), ()) if isinstance(exits, int | Integral) else (None, exits)
+    if isinstance(wanted, str):
+        wanted = (wanted,)
+    if count is not None and count < 1:
+        raise ConfigError(f"expected at least one exit, found exits={count}")
+    if count == 1:
+        return ()
+    if count is None and len(wanted) == 0:
+        raise ConfigError("expected at least one exit, found an empty list")
     found = list(legal_cuts(graph) if cuts is None else cuts)
     if not found:
         raise ModelError(
@@ -175,25 +186,28 @@ def choose_cuts(
             f" ({len(graph.ops)} operators searched)",
             help="pass exits=1 to run it whole, or stage a model whose blocks follow one another",
         )
-    if isinstance(exits, int):
-        candidates = _settled(graph, found)
-        step = 1.0 / exits
-        chosen = [_nearest(candidates, (k + 1) * step, step=step) for k in range(exits - 1)]
+    places = [c for c in found if len(c.tensor.shape) in (3, 4)] or found
+    candidates = _settled(graph, places)
+    if count is not None:
+        step = 1.0 / count
+        chosen = [_nearest(candidates, (k + 1) * step, step=step) for k in range(count - 1)]
     else:
-        candidates = _settled(graph, found)
-        chosen = []
-        for wanted in exits:
-            if isinstance(wanted, str):
-                chosen.append(_by_name(found, wanted))
-            elif isinstance(wanted, bool) or not 0.0 < wanted <= 1.0:
-                raise ConfigError(
-                    f"expected exit fractions in (0, 1], found {wanted!r}",
-                    help="give fractions of the model's FLOPs, for example exits=[0.25, 0.5, 1.0]",
-                )
-            elif wanted < 1.0:
-                chosen.append(min(candidates, key=lambda c: abs(c.depth_ratio - wanted)))
+        chosen = [
+            _by_name(found, w) if isinstance(w, str) else _at_fraction(candidates, w)
+            for w in wanted
+            if isinstance(w, str) or w != 1.0
+        ]
     unique = {cut.index: cut for cut in chosen}
     return tuple(unique[i] for i in sorted(unique))
+
+
+def _at_fraction(cuts: Sequence[Cut], ratio: float) -> Cut:
+    if isinstance(ratio, bool) or not isinstance(ratio, Real) or not 0.0 < ratio <= 1.0:
+        raise ConfigError(
+            f"expected exit fractions in (0, 1], found {ratio!r}",
+            help="give fractions of the model's FLOPs, for example exits=[0.25, 0.5, 1.0]",
+        )
+    return min(cuts, key=lambda c: abs(c.depth_ratio - ratio))
 
 
 def _by_name(cuts: Sequence[Cut], name: str) -> Cut:

@@ -7,7 +7,7 @@ computed by one piece of code.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from edgewise.errors import ModelError
@@ -136,3 +136,26 @@ class Graph:
                 needed.add(index)
                 pending.extend(self.ops[index].inputs)
         return tuple(sorted(needed))
+
+
+def einsum_flops(equation: str, shapes: Sequence[tuple[int, ...]]) -> float | None:
+    """Work of a contraction of two tensors; a multiply-add counts two.
+
+    Returns:
+        Twice the product of all index sizes, or ``None`` where that is not the count: other than
+        two tensors, an ellipsis, nothing summed over.
+
+    Example:
+        >>> einsum_flops("bik,bkj->bij", [(1, 3, 4), (1, 4, 5)])
+        120.0
+    """
+    left, _, right = equation.replace(" ", "").partition("->")
+    terms = left.split(",")
+    if len(terms) != 2 or len(shapes) != 2 or "." in equation or set(left) - {","} <= set(right):
+        return None
+    sizes = {
+        letter: size
+        for term, shape in zip(terms, shapes, strict=True)
+        for letter, size in zip(term, shape, strict=True)
+    }
+    return 2.0 * math.prod(sizes.values())

@@ -42,7 +42,8 @@ class HeadSpec:
     def __post_init__(self) -> None:
         if self.kind not in get_args(HeadKind):
             raise ConfigError(
-                f"unknown head kind {self.kind!r}", help=nearest_names(self.kind, get_args(HeadKind))
+                f"unknown head kind {self.kind!r}",
+                help=nearest_names(self.kind, get_args(HeadKind)),
             )
         rank = 3 if self.kind == "token" else 4
         if len(self.feature_shape) != rank:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import importlib
+import itertools
 import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -135,7 +136,7 @@ class StagedModel:
                 f"expected one exit per stage, found {len(self.stages)} stages and"
                 f" {len(self.exits)} exits"
             )
-        for before, after in zip(self.stages, self.stages[1:], strict=False):
+        for before, after in itertools.pairwise(self.stages):
             if before.stop.name != after.start.name:
                 raise ModelError(
                     f"stage {after.index} starts at {after.start.name!r} but stage {before.index}"
@@ -222,10 +223,18 @@ class StagedModel:
                 f" {None if answer is None else answer.shape}",
                 help="wrap the module so that it returns its logits",
             )
-        cuts = choose_cuts(graph, exits)
-        bounds = [graph.tensors[graph.inputs[0]], *(c.tensor for c in cuts), answer]
+        given = graph.tensors.get(graph.inputs[0])
+        if given is None or given.dtype != "float32" or answer.dtype != "float32":
+            raise ModelError(
+                f"expected a float32 input and float32 logits, found"
+                f" {'no known type' if given is None else given.dtype} and {answer.dtype}",
+                help="convert it first, for torch with module.float()",
+            )
+        cuts = [c for c in legal_cuts(graph) if c.tensor.dtype == "float32"]
+        chosen = choose_cuts(graph, exits, cuts=cuts)
+        bounds = [given, *(c.tensor for c in chosen), answer]
         return cls._assemble(
-            source, bounds=bounds, name=name, num_classes=answer.shape[1], scopes=cuts
+            source, bounds=bounds, name=name, num_classes=answer.shape[1], scopes=chosen
         )
 
     @classmethod
@@ -268,7 +277,7 @@ class StagedModel:
         graph = source.graph
         labels = {c.tensor.name: c.scope for c in scopes if c.scope}
         stages = []
-        for k, (start, stop) in enumerate(zip(bounds, bounds[1:], strict=False)):
+        for k, (start, stop) in enumerate(itertools.pairwise(bounds)):
             ops = [graph.ops[i] for i in graph.between(start.name, stop.name)]
             stages.append(
                 Stage(
@@ -323,7 +332,7 @@ class StagedModel:
         Raises:
             ConfigError: It is out of range; negative indices are not accepted.
         """
-        if not isinstance(exit_index, int | np.integer) or not 0 <= exit_index < self.num_exits:
+        if not 0 <= exit_index < self.num_exits:
             raise ConfigError(
                 f"expected an exit index from 0 to {self.num_exits - 1}, found {exit_index!r}"
                 f" (model {self.name!r})",
@@ -381,12 +390,10 @@ class StagedModel:
 
     def truncated(self, num_stages: int, *, num_classes: int) -> StagedModel:
         """Return a copy that ends after some stages: a backbone whose classifier is replaced."""
-        kept = self.exits[:num_stages]
+        kept = self.exits[: self.check_exit(num_stages - 1) + 1]
         share = kept[-1].depth_ratio
         exits = tuple(replace(e, depth_ratio=e.depth_ratio / share) for e in kept)
-        return replace(
-            self, stages=self.stages[:num_stages], exits=exits, num_classes=num_classes
-        )
+        return replace(self, stages=self.stages[:num_stages], exits=exits, num_classes=num_classes)
 
     def flops_to(self, exit_index: int, *, every_head: bool = False) -> float:
         """Work to answer at an exit, head counted, for one sample.
