@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import datetime
+import datetime as dt
 import platform
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -191,7 +191,7 @@ def assemble(  # noqa: PLR0913 - the facts a report carries
     )
     return DemoReport(
         title="Answers in time, on this machine",
-        created=datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
+        created=dt.datetime.now(dt.UTC).isoformat(timespec="seconds"),
         device=device,
         model={
             "name": model.name,

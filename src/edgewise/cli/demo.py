@@ -20,17 +20,26 @@ if TYPE_CHECKING:
 
 _SECONDS = 15.0
 _QUICK_SECONDS = 3.0
+_MODEL = "fashion-lite0"
+_SAMPLE = "fashion-mnist-sample"
+_IMAGES = 500  # as many as a scene can use, and 300 MB as inputs
 
 
 def demo(
-    model: Annotated[str, typer.Option(help="Shipped name, checkpoint or ONNX file.")] = "",
-    backend: Annotated[str, typer.Option(help="Where it runs; auto measures and takes the fastest.")] = "auto",
+    model: Annotated[str, typer.Option(help="Shipped name or checkpoint.")] = _MODEL,
+    backend: Annotated[
+        str, typer.Option(help="Where it runs; auto measures and takes the fastest.")
+    ] = "auto",
     seconds: Annotated[float, typer.Option(help="Length of each scene, s.")] = _SECONDS,
     html: Annotated[Path | None, typer.Option(help="Write the page here.")] = None,
-    figure: Annotated[Path | None, typer.Option(help="Write a picture of the load scene here.")] = None,
+    figure: Annotated[
+        Path | None, typer.Option(help="Write a picture of the load scene here.")
+    ] = None,
     quick: Annotated[bool, typer.Option("--quick", help="Scenes of 3 s.")] = False,
     store: Annotated[Path | None, typer.Option(help="Profile store to use.")] = None,
-    json: Annotated[bool, typer.Option("--json", help="One JSON object on standard output.")] = False,
+    json: Annotated[
+        bool, typer.Option("--json", help="One JSON object on standard output.")
+    ] = False,
 ) -> None:
     """Watch a classifier meet its latency budget on this machine while load comes and goes."""
     say = stderr_console()
@@ -60,19 +69,18 @@ def _open(
     from edgewise.backends import available_backends, load_program
     from edgewise.backends.registry import full_name
     from edgewise.bench.demo import POLICIES
-    from edgewise.data import Preprocess
+    from edgewise.data import Preprocess, load_dataset
     from edgewise.errors import ConfigError
     from edgewise.frontends.checkpoint import load_model
     from edgewise.runtime import Session
-    from edgewise.shipped import DEMO_MODEL, demo_sample
 
     with say.status("loading the model"):
-        staged = load_model(model or DEMO_MODEL)
-        sample = demo_sample()
-        if staged.preprocess is None or sample.labels is None:
+        staged = load_model(model)
+        sample = load_dataset(_SAMPLE, split="test", limit=_IMAGES)
+        if staged.preprocess is None or staged.class_names != sample.class_names:
             raise ConfigError(
-                f"model {staged.name!r} does not say how images become inputs",
-                help="use a checkpoint made by `edgewise prepare`",
+                f"model {staged.name!r} does not answer with the classes of {_SAMPLE!r}",
+                help="use a checkpoint made by `edgewise prepare ... --data fashion-mnist`",
             )
         images = Preprocess.from_json(staged.preprocess)(sample.images)
         names = (
@@ -89,7 +97,7 @@ def _open(
     return sessions, images, sample.labels, sample.source
 
 
-def _costs(program: Any, store: Path | None, say: Console) -> Any:  # noqa: ANN401
+def _costs(program: Any, store: Path | None, say: Console) -> Any:
     from edgewise.api import costs_of
 
     with _progress(say) as bar:
@@ -108,10 +116,10 @@ def _progress(say: Console) -> Iterator[Any]:
         yield bar
 
 
-def _play(  # noqa: PLR0913
+def _play(
     sessions: list[Session],
-    images: Any,  # noqa: ANN401
-    labels: Any,  # noqa: ANN401
+    images: Any,
+    labels: Any,
     source: str,
     *,
     seconds: float,
@@ -168,7 +176,7 @@ def _play(  # noqa: PLR0913
     )
 
 
-def _share(load: Any) -> str:  # noqa: ANN401 - OtherLoad
+def _share(load: Any) -> str:
     ratio = load.other_ratio
     return "an unknown share" if ratio is None else f"{100 * ratio:.0f} %"
 

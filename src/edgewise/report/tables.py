@@ -42,7 +42,8 @@ def summary_table(
         ) from error
     table = Table(caption=f"all {provenance}; – is not known", caption_justify="left")
     for index, heading in enumerate(_HEADINGS):
-        table.add_column(heading, justify="left" if index < _TEXT_COLUMNS else "right")
+        text = index < _TEXT_COLUMNS
+        table.add_column(heading, justify="left" if text else "right", no_wrap=text)
     scene = None
     for summary, cells in zip(summaries, _lines(summaries), strict=True):
         if scene is not None and summary.scene != scene:

@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from edgewise.clock import MonotonicClock
-from edgewise.data.inputs import check_input
+from edgewise.data import Preprocess, check_input
 from edgewise.errors import ConfigError
 from edgewise.exits import Policy, PolicyInputs, make_policy
 from edgewise.runtime.batch import execute_batch, padded_size
@@ -60,6 +60,26 @@ class Session:
         )
         self._setting = Setting.of(program, policy=self.policy, costs=costs, clock=self.clock)
         self._shape = (1, *program.model.input.shape[1:])
+
+    def preprocess(self, images: npt.NDArray[np.uint8]) -> Float32:
+        """Turn images into inputs as the model's checkpoint says.
+
+        Args:
+            images: uint8 [N, H, W, C] of any size.
+
+        Returns:
+            float32 [N, C, h, w].
+
+        Raises:
+            ConfigError: The model does not say how.
+            ShapeError: These are not such images.
+        """
+        if self.model.preprocess is None:
+            raise ConfigError(
+                f"model {self.model.name!r} does not say how images become inputs",
+                help="pass arrays of the input's shape, or prepare it with `edgewise prepare`",
+            )
+        return Preprocess.from_json(self.model.preprocess)(images)
 
     def run(
         self,
