@@ -43,7 +43,8 @@ def leave_one_by_one(scores: list[list[float]], shares: list[float]) -> list[int
 def test_thresholds_let_the_surest_leave_as_counting_by_hand_does(
     seed: int, num: int, weights: list[float]
 ) -> None:
-    scores = np.random.default_rng(seed).permutation(num * len(weights)).reshape(-1, num) + 0.0
+    order = np.random.default_rng(seed).permutation(num * len(weights))
+    scores = order.reshape(-1, num).astype(np.float64)
     shares = [w / sum(weights) for w in weights]
 
     thresholds = thresholds_for_shares(scores, shares)

@@ -185,6 +185,7 @@ RATIO = st.floats(0.05, 1.0)
     seed=st.integers(0, 3),
 )
 def test_saving_never_misses_a_deadline_that_the_router_alone_meets(
+    *,
     stage_s: list[float],
     head_s: list[float],
     ratios: list[float],

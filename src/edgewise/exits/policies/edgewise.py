@@ -26,7 +26,8 @@ def make(
     window: int = 512,
     gain: float = 1.0,
     on_infeasible: OnInfeasible = "run_anyway",
-) -> Edgewise:
+    save: str | None = None,
+) -> Policy:
     """Make the router.
 
     Args:
@@ -36,6 +37,7 @@ def make(
         window: How many recent units the residuals come from.
         gain: How fast the quantile is adapted; 0 keeps it where it starts.
         on_infeasible: What a request gets whose budget not even the soonest exit can meet.
+        save: ``"energy"`` leaves early when an answer is surely right although time remains.
 
     Raises:
         ConfigError: An argument is out of its range.
@@ -49,9 +51,14 @@ def make(
             f"unknown outcome {on_infeasible!r} for a budget that no exit can meet",
             help=nearest_names(str(on_infeasible), get_args(OnInfeasible)),
         )
-    return Edgewise(
+    router = Edgewise(
         inputs, target_dsr=target_dsr, window=window, gain=gain, on_infeasible=on_infeasible
     )
+    if save is None:
+        return router
+    from edgewise.exits.policies.edgewise_saving import add_saving  # it imports this module
+
+    return add_saving(router, inputs, save=save)
 
 
 class Edgewise(Policy):
