@@ -19,7 +19,7 @@ _LEAST_MISSES = 0.004
 _MOST_MISSES = 0.05
 
 
-def make(
+def make(  # noqa: PLR0913 - each is one knob
     inputs: PolicyInputs,
     *,
     target_dsr: float = 0.98,
