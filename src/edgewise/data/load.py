@@ -25,7 +25,7 @@ def dataset_names() -> tuple[str, ...]:
 
     Example:
         >>> dataset_names()
-        ('digits', 'fashion-mnist', 'shapes')
+        ('digits', 'fashion-mnist', 'fashion-mnist-sample', 'shapes')
     """
     modules = pkgutil.iter_modules(named.__path__)
     return tuple(sorted(module.name.replace("_", "-") for module in modules))
