@@ -1,6 +1,10 @@
 from __future__ import annotations
 
 import json
+import signal
+import subprocess
+import sys
+import time
 from pathlib import Path
 
 import numpy as np
@@ -108,3 +112,29 @@ def test_a_directory_with_something_else_is_refused_before_any_work(
     assert code == 2
     assert "holds something that is not a checkpoint" in " ".join(capsys.readouterr().err.split())
     assert not (tmp_path / "photos.work").exists()
+
+
+# A shell's background jobs ignore the signal, and so would a test that is run in one.
+INTERRUPTIBLE = """
+import signal, sys
+from edgewise.cli.main import main
+signal.signal(signal.SIGINT, signal.default_int_handler)
+sys.exit(main(sys.argv[1:]))
+"""
+
+
+def test_ctrl_c_says_where_finished_work_is_kept(net: Path, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    arguments = ["prepare", str(net), "--data", "shapes", "--out", str(out), "--exits", "2"]
+    with subprocess.Popen(
+        [sys.executable, "-c", INTERRUPTIBLE, *arguments], stderr=subprocess.PIPE, text=True
+    ) as process:
+        while not (tmp_path / "out.work/job.json").exists() and process.poll() is None:
+            time.sleep(0.01)
+        process.send_signal(signal.SIGINT)
+        said = " ".join(process.communicate()[1].split())
+
+    assert process.returncode == 130
+    assert f"finished work is kept in {tmp_path / 'out.work'}" in said
+    assert "Traceback" not in said
+    assert not out.exists()

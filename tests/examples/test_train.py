@@ -49,7 +49,7 @@ def test_the_imagenet_script_packs_and_trains(
 ) -> None:
     out = tmp_path / "out"
     code = _script("train_imagenet").main(
-        ["--tiny", "--net", "mobilenet_v2", "--epochs", "1", "--out", str(out), "--device", "cpu"]
+        ["--tiny", "--epochs", "1", "--out", str(out), "--device", "cpu"]
     )
 
     assert code == 0
@@ -80,7 +80,7 @@ def test_packing_lists_damaged_images_and_goes_on_only_when_asked(
 ) -> None:
     imagenet = _script("train_imagenet")
     folder = imagenet.made_up(tmp_path / "images")
-    (folder / "noise" / "3.png").write_bytes(b"no image")
+    (folder / "patches" / "3.png").write_bytes(b"no image")
     packed = tmp_path / "packed.npy"
     with pytest.raises(DataError, match="some images are damaged"):
         imagenet.pack(folder, packed, size=32, skip_damaged=False)

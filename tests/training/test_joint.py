@@ -414,12 +414,12 @@ def test_a_backbone_that_is_not_torchs_cannot_be_trained(tiny_onnx: Path, tmp_pa
 @pytest.mark.parametrize(
     ("wrong", "said"),
     [
-        ({"epochs": 0}, "epochs of one or more"),
-        ({"batch": 1}, "a batch of two or more"),
+        ({"epochs": 0}, "epochs of at least 1"),
+        ({"batch": 1}, "batch of at least 2"),
         ({"learning_rate": 0.0}, "learning_rate above zero"),
         ({"momentum": 1.0}, r"momentum in \[0, 1\)"),
-        ({"patience": 0}, "a patience of one or more"),
-        ({"padding": -1}, "padding of zero or more"),
+        ({"patience": 0}, "patience of at least 1"),
+        ({"padding": -1}, "padding of at least 0"),
         ({"head": "auto"}, "'pool' or 'conv'"),
     ],
 )

@@ -89,10 +89,10 @@ def prepare(
     ] = 127.5,
     epochs: Annotated[
         int, typer.Option("--epochs", min=1, help="At most so many passes per head.")
-    ] = 12,
+    ] = 20,
     learning_rate: Annotated[
         float, typer.Option("--learning-rate", help="At the start of each fit.")
-    ] = 1e-2,
+    ] = 3e-3,
     threads: Annotated[int, typer.Option("--threads", min=1, help="Threads to compute with.")] = 1,
     seed: Annotated[int, typer.Option("--seed", min=0, help="Of everything that is drawn.")] = 0,
     as_json: Annotated[

@@ -49,8 +49,10 @@ def run(setup: Setup) -> Reproduction:
         figures=tuple(figures),
         verdicts=tuple(verdicts),
         notes=(
-            "A sample counts where the largest drop of its right class's probability, from any exit"
-            " to any later one, exceeds the threshold.",
+            (
+                "A sample counts where the largest drop of its right class's probability, from any"
+                " exit to any later one, exceeds the threshold."
+            ),
             "The runs are those of uniexit-table8; Equal stands for BranchyNet's training.",
         ),
         details=details,

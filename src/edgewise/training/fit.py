@@ -38,10 +38,10 @@ class FitSettings:
         seed: Of the first weights and of the order of images.
     """
 
-    epochs: int = 12
-    patience: int = 5
+    epochs: int = 20
+    patience: int = 10
     batch: int = 128
-    learning_rate: float = 1e-2
+    learning_rate: float = 3e-3
     weight_decay: float = 0.3
     seed: int = 0
 

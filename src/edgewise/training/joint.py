@@ -245,7 +245,7 @@ def _fitted(  # noqa: PLR0913
 
 
 def _labels(data: Dataset) -> npt.NDArray[np.int64]:
-    assert data.labels is not None, "checked before training"
+    assert data.labels is not None  # noqa: S101 - checked before training
     return data.labels
 
 

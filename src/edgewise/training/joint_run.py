@@ -1,4 +1,4 @@
-"""One joint training: what changes from step to step, and how it is kept so that a kill loses little.
+"""One joint training: what changes from step to step, kept so that a kill loses little.
 
 The order of images, their crops and the learning rate follow from the seed and the step alone, so
 the parameters, momenta and statistics are all there is to keep.
@@ -90,16 +90,12 @@ class JointSettings:
     weights_dtype: WeightsDtype = "float16"
 
     def __post_init__(self) -> None:
-        counts = {"epochs": self.epochs, "threads": self.threads, "width": self.width}
-        for name, value in counts.items():
-            if value < 1:
-                raise ConfigError(f"expected {name} of one or more, found {value}")
-        if self.batch < 2:
-            raise ConfigError(f"expected a batch of two or more, found {self.batch}")
-        if self.patience is not None and self.patience < 1:
-            raise ConfigError(f"expected a patience of one or more epochs, found {self.patience}")
-        if self.padding < 0:
-            raise ConfigError(f"expected padding of zero or more pixels, found {self.padding}")
+        least = {"epochs": 1, "threads": 1, "width": 1, "batch": 2, "padding": 0}
+        if self.patience is not None:
+            least["patience"] = 1
+        for name, low in least.items():
+            if getattr(self, name) < low:
+                raise ConfigError(f"expected {name} of at least {low}, found {getattr(self, name)}")
         for name in ("learning_rate", "backbone_rate_ratio"):
             value = getattr(self, name)
             if not (math.isfinite(value) and value > 0):
