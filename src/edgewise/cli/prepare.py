@@ -11,6 +11,7 @@ from typing import Annotated, Any
 import typer
 
 from edgewise.backends import load_program
+from edgewise.cli.joint import JointOptions, prepare_jointly
 from edgewise.cli.output import emit_json, stderr_console, stdout_console
 from edgewise.cli.stage import format_shape, parse_exits
 from edgewise.data import Preprocess, load_dataset
@@ -34,6 +35,7 @@ _PHASES = {
     "backbone": "export and check the backbone",
     "features": "compute features",
     "fit": "fit heads",
+    "train": "train backbone and heads",
     "validate": "calibrate on held-out images",
 }
 
@@ -78,8 +80,9 @@ def prepare(
         typer.Option("--test", min=0, help="Evaluate the saved checkpoint on so many test images."),
     ] = 0,
     size: Annotated[
-        int, typer.Option("--size", min=1, help="Image size of a backbone by name, pixels.")
-    ] = 224,
+        int | None,
+        typer.Option("--size", min=1, help="Image size of a backbone by name; its usual one."),
+    ] = None,
     mean: Annotated[
         float,
         typer.Option("--mean", help="For an .onnx file: subtracted from pixels 0..255."),
@@ -88,11 +91,43 @@ def prepare(
         float, typer.Option("--std", help="For an .onnx file: what pixels are then divided by.")
     ] = 127.5,
     epochs: Annotated[
-        int, typer.Option("--epochs", min=1, help="At most so many passes per head.")
-    ] = 20,
+        int | None,
+        typer.Option(
+            "--epochs",
+            min=1,
+            help="At most so many passes: 20 per head, 200 with --joint by default.",
+        ),
+    ] = None,
     learning_rate: Annotated[
-        float, typer.Option("--learning-rate", help="At the start of each fit.")
-    ] = 3e-3,
+        float | None,
+        typer.Option("--learning-rate", help="At the start: 3e-3, 0.1 with --joint by default."),
+    ] = None,
+    joint: Annotated[
+        bool, typer.Option("--joint", help="Train the backbone together with its heads.")
+    ] = False,
+    loss: Annotated[
+        str,
+        typer.Option("--loss", help="Joint: equal, wel, branchynet or eenet; add +mono, +distil."),
+    ] = "wel+mono",
+    schedule: Annotated[
+        str, typer.Option("--schedule", help="Joint: milestones, every, cosine or one-cycle.")
+    ] = "milestones",
+    batch: Annotated[int, typer.Option("--batch", min=2, help="Joint: images per step.")] = 64,
+    backbone_rate: Annotated[
+        float,
+        typer.Option(
+            "--backbone-rate",
+            help="Joint: the backbone's learning rate as a share of the heads', for a trained one.",
+        ),
+    ] = 1.0,
+    patience: Annotated[
+        int | None,
+        typer.Option("--patience", min=1, help="Joint: stop after so many epochs without gain."),
+    ] = None,
+    finish: Annotated[
+        bool,
+        typer.Option("--finish", help="Joint: make a model of what is kept, train no further."),
+    ] = False,
     threads: Annotated[int, typer.Option("--threads", min=1, help="Threads to compute with.")] = 1,
     seed: Annotated[int, typer.Option("--seed", min=0, help="Of everything that is drawn.")] = 0,
     as_json: Annotated[
@@ -101,13 +136,24 @@ def prepare(
 ) -> None:
     """Fit exit heads on a model and save the result.
 
-    The backbone stays as it is. Its features are computed once and kept on disk, the heads are
+    With --joint the backbone is trained together with its heads. Without, it stays as it is: its
+    features are computed once and kept on disk, the heads are
     fitted on them and calibrated on held-out images. Stop it at any moment, even with kill -9: the
     same command goes on where it was.
     """
     work = work or out.with_name(f"{out.name}.work")
     check_target(out)
     dataset = load_dataset(data, split="train", limit=limit, seed=seed)
+    epochs = epochs or (200 if joint else 20)
+    learning_rate = learning_rate or (0.1 if joint else 3e-3)
+    joint_options = JointOptions(
+        loss=loss,
+        schedule=schedule,
+        batch=batch,
+        backbone_rate=backbone_rate,
+        patience=patience,
+        finish=finish,
+    )
     settings = PrepareSettings(
         head=head,
         width=width,
@@ -117,32 +163,55 @@ def prepare(
     )
     console = stderr_console()
     try:
-        with console.status(f"reading {backbone}"):
-            whole, preprocess = find_backbone(
-                backbone, size_pixels=size, mean=mean, std=std, seed=seed
-            )
-            staged = stage_backbone(whole, exits=parse_exits(exits), until=until)
         command = f"edgewise prepare {backbone} --data {data} --exits {exits} --head {head}"
         command += f" --width {width} --epochs {epochs} --learning-rate {learning_rate:g}"
         command += f" --seed {seed}" + (f" --limit {limit}" if limit else "")
         command += f" --until {until}" if until else ""
+        command += f" {joint_options.as_flags()}" if joint else ""
+        facts = {
+            "command": command,
+            "data": dataset.source,
+            "data_licence": dataset.licence,
+            "fitted_on": f"{len(dataset)} images, of which two tenths, at most"
+            f" {2 * settings.max_validation}, were held out",
+        }
+        if not joint:
+            with console.status(f"reading {backbone}"):
+                whole, preprocess = find_backbone(
+                    backbone, size_pixels=size, mean=mean, std=std, seed=seed
+                )
+                staged = stage_backbone(whole, exits=parse_exits(exits), until=until)
         with _bar() as on_progress:
-            prepared = fit_heads(
-                staged,
-                dataset,
-                preprocess=preprocess,
-                work=work,
-                settings=settings,
-                name=out.name,
-                provenance={
-                    "command": command,
-                    "data": dataset.source,
-                    "data_licence": dataset.licence,
-                    "fitted_on": f"{len(dataset)} images, of which two tenths, at most"
-                    f" {2 * settings.max_validation}, were held out",
-                },
-                on_progress=on_progress,
-            )
+            if joint:
+                prepared = prepare_jointly(
+                    backbone,
+                    dataset,
+                    options=joint_options,
+                    work=work,
+                    exits=parse_exits(exits),
+                    until=until,
+                    head=head,
+                    width=width,
+                    size=size,
+                    epochs=epochs,
+                    learning_rate=learning_rate,
+                    threads=threads,
+                    seed=seed,
+                    name=out.name,
+                    provenance=facts,
+                    on_progress=on_progress,
+                )
+            else:
+                prepared = fit_heads(
+                    staged,
+                    dataset,
+                    preprocess=preprocess,
+                    work=work,
+                    settings=settings,
+                    name=out.name,
+                    provenance=facts,
+                    on_progress=on_progress,
+                )
             save_checkpoint(prepared.model, out)
             on_test = (
                 _test(out, data, test, seed=seed, threads=threads, on_progress=on_progress)
@@ -176,7 +245,7 @@ def prepare(
 
 
 def find_backbone(
-    name: str, *, size_pixels: int, mean: float, std: float, seed: int
+    name: str, *, size_pixels: int | None, mean: float, std: float, seed: int
 ) -> tuple[StagedModel, Preprocess]:
     """A backbone by name or from an ONNX file, and how images become its input.
 

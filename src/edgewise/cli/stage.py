@@ -36,8 +36,9 @@ def stage(
         bool, typer.Option("--cuts", help="List every legal cut instead of the stages.")
     ] = False,
     size: Annotated[
-        int, typer.Option("--size", help="Image size of a backbone by name, pixels.")
-    ] = 224,
+        int | None,
+        typer.Option("--size", help="Image size of a backbone by name; its usual one."),
+    ] = None,
     as_json: Annotated[
         bool, typer.Option("--json", help="Print one JSON object and nothing else.")
     ] = False,
@@ -57,7 +58,9 @@ def stage(
         _show_stages(staged)
 
 
-def find_model(name: str, *, exits: str | None = None, size_pixels: int = 224) -> StagedModel:
+def find_model(
+    name: str, *, exits: str | None = None, size_pixels: int | None = None
+) -> StagedModel:
     """A model by name or path: a backbone of the zoo, a shipped model, a checkpoint, an ONNX file.
 
     Args:
