@@ -92,6 +92,33 @@ def test_mixed_sizes_are_refused_unless_a_size_is_given(
     assert resized[1, 2, 2].tolist() == [200, 100, 50]
 
 
+def test_damaged_images_are_left_out_when_asked_and_labels_stay_with_their_images(
+    tmp_path: Path, write_image: WriteImage, caplog: pytest.LogCaptureFixture
+) -> None:
+    for name in ("ant", "bee"):
+        for i in range(5):
+            write_image(tmp_path / "train" / name / f"{i}.png", size=(8, 8))
+            write_image(tmp_path / "test" / name / f"{i}.png", size=(8, 8))
+    (tmp_path / "train" / "ant" / "2.png").write_bytes(b"broken")
+
+    data = load_dataset(tmp_path, split="train", damaged="skip")
+
+    assert data.labels is not None
+    assert data.labels.tolist() == [0] * 4 + [1] * 5
+    assert len(data.images) == 9
+    assert "1 damaged ones left out" in data.source
+    assert "2.png" in caplog.text
+
+
+def test_nothing_but_damaged_images_is_an_error_even_when_they_may_be_skipped(
+    tmp_path: Path,
+) -> None:
+    (tmp_path / "a.png").write_bytes(b"broken")
+
+    with pytest.raises(DataError, match="1 of 1 images cannot be read"):
+        load_dataset(tmp_path, damaged="skip")
+
+
 def test_every_damaged_image_is_listed(tmp_path: Path, write_image: WriteImage) -> None:
     good = write_image(tmp_path / "good.png", size=(40, 40))
     (tmp_path / "text.jpg").write_text("hello")

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, cast
 
 import typer
 
@@ -15,10 +15,13 @@ from edgewise.cli.joint import JointOptions, prepare_jointly
 from edgewise.cli.output import emit_json, stderr_console, stdout_console
 from edgewise.cli.stage import format_shape, parse_exits
 from edgewise.data import Preprocess, load_dataset
+from edgewise.data.image_folder import Damaged
 from edgewise.errors import ConfigError, nearest_names
 from edgewise.frontends.checkpoint import check_target, load_checkpoint, save_checkpoint
 from edgewise.frontends.zoo import backbone_names, build_backbone
 from edgewise.model.staged import StagedModel
+from edgewise.report.curves import check_figure_path
+from edgewise.report.training import training_figure
 from edgewise.training import (
     PreparedModel,
     PrepareSettings,
@@ -128,6 +131,13 @@ def prepare(
         bool,
         typer.Option("--finish", help="Joint: make a model of what is kept, train no further."),
     ] = False,
+    curves: Annotated[
+        Path | None,
+        typer.Option("--curves", help="Joint: draw losses and accuracies into this picture."),
+    ] = None,
+    damaged: Annotated[
+        str, typer.Option("--damaged", help="Image files that cannot be read: stop or skip.")
+    ] = "stop",
     threads: Annotated[int, typer.Option("--threads", min=1, help="Threads to compute with.")] = 1,
     seed: Annotated[int, typer.Option("--seed", min=0, help="Of everything that is drawn.")] = 0,
     as_json: Annotated[
@@ -143,7 +153,15 @@ def prepare(
     """
     work = work or out.with_name(f"{out.name}.work")
     check_target(out)
-    dataset = load_dataset(data, split="train", limit=limit, seed=seed)
+    if curves is not None:
+        if not joint:
+            raise ConfigError(
+                "only joint training has curves", help="add --joint, or leave --curves"
+            )
+        check_figure_path(curves)
+    dataset = load_dataset(
+        data, split="train", limit=limit, seed=seed, damaged=cast("Damaged", damaged)
+    )
     epochs = epochs or (200 if joint else 20)
     learning_rate = learning_rate or (0.1 if joint else 3e-3)
     joint_options = JointOptions(
@@ -222,6 +240,10 @@ def prepare(
         raise KeyboardInterrupt(
             f"stopped; finished work is kept in {work}, and the same command goes on from there"
         ) from None
+    if curves is not None:
+        training_figure(
+            prepared.model.provenance.get("training_curve", {}), curves, title=prepared.model.name
+        )
     size_bytes = sum(p.stat().st_size for p in out.iterdir())
     if as_json:
         emit_json(

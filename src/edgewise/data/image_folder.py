@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -16,9 +18,17 @@ from edgewise.errors import DataError, ShapeError
 
 _MAX_LISTED = 5
 
+Damaged = Literal["stop", "skip"]
+
+_log = logging.getLogger(__name__)
+
 
 def load_image_folder(
-    folder: Path, *, split: Split, size: tuple[int, int] | None = None
+    folder: Path,
+    *,
+    split: Split,
+    size: tuple[int, int] | None = None,
+    damaged: Damaged = "stop",
 ) -> Dataset:
     """Read ``class_name/*.png`` and alike; with ``train/`` and ``test/`` above, one of the two.
 
@@ -29,32 +39,40 @@ def load_image_folder(
         folder: The folder.
         split: Which part; without ``train/`` and ``test/`` a fifth of each class is the test split.
         size: Height and width to resize to; ``None`` demands that all images have one size.
+        damaged: What to do about images that cannot be read: stop and list them, or go on without
+            them and list them in the log and, by number, in ``source``.
 
     Raises:
-        DataError: No images, damaged ones (all are named, five at most), images beside class
+        DataError: No images, damaged ones (counted, five named), images beside class
             folders, or a test class that is not in ``train/``.
         ShapeError: Sizes differ and no ``size`` is given.
     """
     own_split = (folder / "train").is_dir() and (folder / "test").is_dir()
     class_names = _class_names(folder / "train" if own_split else folder)
     if not class_names:
-        return load_images(find_images(folder.iterdir()), where=folder, size=size)
+        files = find_images(folder.iterdir())
+        return load_images(files, where=folder, size=size, damaged=damaged)
     part = folder / split if own_split else folder
     files, labels = _labelled_files(part, class_names)
+    images, kept = read_images(files, size=size, damaged=damaged)
     dataset = Dataset(
         name=folder.name,
-        images=read_images(files, size=size),
-        labels=labels,
+        images=images,
+        labels=labels[kept],
         class_names=class_names,
         split=split if own_split else "all",
-        source=f"image files in {part}",
+        source=f"image files in {part}" + _left_out(len(files) - len(kept)),
         licence=None,
     )
     return dataset if own_split else dataset.hold_out(split)
 
 
 def load_images(
-    files: Sequence[Path], *, where: Path, size: tuple[int, int] | None = None
+    files: Sequence[Path],
+    *,
+    where: Path,
+    size: tuple[int, int] | None = None,
+    damaged: Damaged = "stop",
 ) -> Dataset:
     """Read image files that nobody labelled.
 
@@ -62,6 +80,7 @@ def load_images(
         files: The images.
         where: The folder or file that the user named.
         size: Height and width to resize to; ``None`` demands that all images have one size.
+        damaged: As for `load_image_folder`.
 
     Raises:
         DataError: There is no image, or a damaged one.
@@ -69,37 +88,45 @@ def load_images(
     """
     if not files:
         raise _no_images(where)
+    images, kept = read_images(files, size=size, damaged=damaged)
     return Dataset(
         name=where.name,
-        images=read_images(files, size=size),
+        images=images,
         labels=None,
         class_names=(),
         split="all",
-        source=f"image files without labels at {where}",
+        source=f"image files without labels at {where}" + _left_out(len(files) - len(kept)),
         licence=None,
     )
 
 
+def _left_out(count: int) -> str:
+    return f", {count} damaged ones left out" if count else ""
+
+
 def read_images(
-    files: Sequence[Path], *, size: tuple[int, int] | None = None
-) -> npt.NDArray[np.uint8]:
+    files: Sequence[Path], *, size: tuple[int, int] | None = None, damaged: Damaged = "stop"
+) -> tuple[npt.NDArray[np.uint8], list[int]]:
     """Decode files into one array; grey ones are repeated to RGB where any is in colour.
 
     Args:
         files: At least one image.
         size: Height and width to resize to; ``None`` demands one size.
+        damaged: ``"skip"`` goes on without files that cannot be read.
 
     Returns:
-        uint8 [N, H, W, C].
+        uint8 [N, H, W, C], and the positions in ``files`` of those N.
 
     Raises:
-        DataError: One or more files are damaged, or the array would be enormous.
+        DataError: Files are damaged and were to stop this, all are, or the array would be
+            enormous.
         ShapeError: Sizes differ and no ``size`` is given.
     """
     images: list[npt.NDArray[np.uint8]] = []
     faults: list[str] = []
+    kept: list[int] = []
     first = files[0]
-    for path in files:
+    for position, path in enumerate(files):
         try:
             image = read_image(path, size=size)
         except DataError as error:
@@ -114,16 +141,19 @@ def read_images(
         first = first if images else path
         check_array_bytes(len(files) * image.size, where=f"the images beside {path}")
         images.append(image)
+        kept.append(position)
     if faults:
         more = f"\n  and {len(faults) - _MAX_LISTED} more" if len(faults) > _MAX_LISTED else ""
-        raise DataError(
-            f"{len(faults)} of {len(files)} images cannot be read:\n  "
-            + "\n  ".join(faults[:_MAX_LISTED])
-            + more,
-            help="replace or remove these files",
-        )
+        listing = f"{len(faults)} of {len(files)} images cannot be read:\n  "
+        listing += "\n  ".join(faults[:_MAX_LISTED]) + more
+        if damaged == "stop" or not images:
+            raise DataError(
+                listing, help="replace or remove these files, or go on without: --damaged skip"
+            )
+        _log.warning("%s", listing)
     channels = max(image.shape[2] for image in images)
-    return np.stack([np.broadcast_to(image, (*image.shape[:2], channels)) for image in images])
+    stacked = np.stack([np.broadcast_to(i, (*i.shape[:2], channels)) for i in images])
+    return stacked, kept
 
 
 def _class_names(folder: Path) -> tuple[str, ...]:

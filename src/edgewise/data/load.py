@@ -13,7 +13,7 @@ from edgewise.data.array_set import load_array_file
 from edgewise.data.dataset import Dataset
 from edgewise.data.idx_folder import holds_idx_files, load_idx_folder
 from edgewise.data.image_file import IMAGE_SUFFIXES, is_image
-from edgewise.data.image_folder import load_image_folder, load_images
+from edgewise.data.image_folder import Damaged, load_image_folder, load_images
 from edgewise.data.split import Split
 from edgewise.errors import ConfigError, DataError, nearest_names
 
@@ -39,6 +39,7 @@ def load_dataset(  # noqa: PLR0913 - a data set has that many sides; all are opt
     seed: int = 0,
     cache_dir: Path | None = None,
     size: tuple[int, int] | None = None,
+    damaged: Damaged = "stop",
 ) -> Dataset:
     """Read a data set and check it.
 
@@ -56,6 +57,8 @@ def load_dataset(  # noqa: PLR0913 - a data set has that many sides; all are opt
         seed: Decides which samples a limit keeps.
         cache_dir: Where downloads are kept; ``~/.cache/edgewise/data`` by default.
         size: Height and width to resize image files to; ``None`` demands that all have one size.
+        damaged: ``"stop"`` at image files that cannot be read, or ``"skip"`` them; either way they
+            are listed.
 
     Raises:
         ConfigError: An unknown name or split, a limit below one, or a missing extra.
@@ -70,6 +73,10 @@ def load_dataset(  # noqa: PLR0913 - a data set has that many sides; all are opt
         raise ConfigError(
             f"unknown split {split!r}", help=nearest_names(str(split), get_args(Split))
         )
+    if damaged not in get_args(Damaged):
+        raise ConfigError(
+            f"expected damaged images to stop or skip, found {damaged!r}", help="damaged='skip'"
+        )
     if size is not None and ([type(n) is int and n > 0 for n in size] != [True, True]):
         raise ConfigError(
             f"expected a size of height and width, found {size!r}",
@@ -78,7 +85,7 @@ def load_dataset(  # noqa: PLR0913 - a data set has that many sides; all are opt
     if isinstance(name_or_path, str) and name_or_path in dataset_names():
         dataset = _load_named(name_or_path, split=split, cache_dir=cache_dir)
     else:
-        dataset = _load_path(name_or_path, split=split, size=size)
+        dataset = _load_path(name_or_path, split=split, size=size, damaged=damaged)
     if limit is None or limit >= len(dataset):
         return dataset
     return dataset.take(limit, seed=seed)
@@ -90,13 +97,15 @@ def _load_named(name: str, *, split: Split, cache_dir: Path | None) -> Dataset:
     return load(split=split, cache_dir=cache_dir)
 
 
-def _load_path(name_or_path: str | Path, *, split: Split, size: tuple[int, int] | None) -> Dataset:
+def _load_path(
+    name_or_path: str | Path, *, split: Split, size: tuple[int, int] | None, damaged: Damaged
+) -> Dataset:
     path = Path(name_or_path)
     try:
         if path.is_dir():
             if holds_idx_files(path):
                 return load_idx_folder(path, split=split)
-            return load_image_folder(path, split=split, size=size)
+            return load_image_folder(path, split=split, size=size, damaged=damaged)
         if path.is_file():
             if is_image(path):
                 return load_images([path], where=path, size=size)

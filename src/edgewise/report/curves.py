@@ -11,6 +11,7 @@ from edgewise.report.wording import HERO, say_policy
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
 
 _INK, _SOFT = "#1d2329", "#5b646d"
 _SUFFIXES = (".png", ".svg", ".pdf")
@@ -73,11 +74,29 @@ def accuracy_figure(evaluation: Evaluation, path: str | Path, *, hero: str = HER
     figure.suptitle(
         f"{evaluation.model} on {evaluation.backend}", fontsize=12, fontweight="bold", color=_INK
     )
+    return save_figure(figure, path)
+
+
+def save_figure(figure: Figure, path: Path) -> Path:
+    """Write a figure and return where.
+
+    Raises:
+        DataError: The file cannot be written.
+    """
     try:
         figure.savefig(path, dpi=160)
     except OSError as error:
         raise DataError(f"the figure could not be written to {path}: {error}") from error
     return path
+
+
+def style_axes(axes: Axes) -> None:
+    """Two quiet spines and quiet numbers."""
+    axes.tick_params(colors=_SOFT, labelsize=9)
+    for side in ("top", "right"):
+        axes.spines[side].set_visible(False)
+    for side in ("left", "bottom"):
+        axes.spines[side].set_color("#d5d3cc")
 
 
 def _draw(axes: Axes, evaluation: Evaluation, what: str, hero: str) -> None:
@@ -108,8 +127,4 @@ def _draw(axes: Axes, evaluation: Evaluation, what: str, hero: str) -> None:
             label=say_policy(policy),
         )
     axes.set_ylabel("%", color=_SOFT)
-    axes.tick_params(colors=_SOFT, labelsize=9)
-    for side in ("top", "right"):
-        axes.spines[side].set_visible(False)
-    for side in ("left", "bottom"):
-        axes.spines[side].set_color("#d5d3cc")
+    style_axes(axes)
