@@ -10,7 +10,12 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import hypothesis
 import pytest
+
+# A shared machine may stop a test for a while: no example fails for having taken long.
+hypothesis.settings.register_profile("edgewise", deadline=None)
+hypothesis.settings.load_profile("edgewise")
 
 # Read when the libraries are first imported, hence here and not in a fixture.
 for _name in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"):

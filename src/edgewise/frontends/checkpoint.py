@@ -323,10 +323,10 @@ def _backbone(model: StagedModel) -> tuple[Any, list[str]]:
     onnx = import_onnx()
     source = model.source
     if not isinstance(source, OnnxSource):
-        export = getattr(source, "_export_onnx", None)
-        if export is None:
+        source.onnx_segment(model.input.name, model.stages[0].stop.name)  # exports all, once
+        source = getattr(source, "_onnx", None)
+        if source is None:
             raise ModelError(f"model {model.name!r} has no ONNX form")
-        source = export()
     same_as: dict[str, str] = {}
     for node in source.proto.graph.node:
         if node.op_type == "Identity":

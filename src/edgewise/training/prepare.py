@@ -459,6 +459,9 @@ def _kept_backbone(
             exits=tuple(replace(e, head=None, accuracy=None) for e in backbone.exits),
             validation=None,
         )
+        if bare.source.torch_segment(bare.input.name, bare.stages[0].stop.name) is not None:
+            # Before anything is rounded: what was exported must compute what torch does.
+            _program(bare.with_random_heads(), settings, check=True)
         rounded = path.with_name("backbone-rounded")
         save_checkpoint(bare, rounded, weights_dtype=settings.weights_dtype)
         model = load_checkpoint(rounded)
