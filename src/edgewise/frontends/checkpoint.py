@@ -321,7 +321,7 @@ def _backbone(model: StagedModel) -> tuple[Any, list[str]]:
     copies are left out and the kept name is used.
     """
     onnx = import_onnx()
-    source = model.source
+    source: Any = model.source
     if not isinstance(source, OnnxSource):
         source.onnx_segment(model.input.name, model.stages[0].stop.name)  # exports all, once
         source = getattr(source, "_onnx", None)
