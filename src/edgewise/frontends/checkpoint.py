@@ -323,10 +323,9 @@ def _backbone(model: StagedModel) -> tuple[Any, list[str]]:
     onnx = import_onnx()
     source: Any = model.source
     if not isinstance(source, OnnxSource):
-        source.onnx_segment(model.input.name, model.stages[0].stop.name)  # exports all, once
-        source = getattr(source, "_onnx", None)
-        if source is None:
+        if not hasattr(source, "as_onnx"):
             raise ModelError(f"model {model.name!r} has no ONNX form")
+        source = source.as_onnx()
     same_as: dict[str, str] = {}
     for node in source.proto.graph.node:
         if node.op_type == "Identity":

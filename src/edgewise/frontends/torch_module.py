@@ -283,15 +283,19 @@ class TorchSource:
         return torch.fx.GraphModule(self._module, piece)
 
     def onnx_segment(self, start: str, stop: str, *, batch: int = 1) -> Any:
-        """Return the piece as an ONNX model for a batch of that size.
+        """Return the piece as an ONNX model for a batch of that size."""
+        return self.as_onnx().onnx_segment(start, stop, batch=batch)
 
-        The whole graph is exported once, with every legal cut as an output so that its name
-        survives; pieces are then sliced from that export.
+    def as_onnx(self) -> OnnxSource:
+        """Return the whole graph as ONNX, exported once.
+
+        Every legal cut is an output of the export, so that its name survives; pieces are sliced
+        from it.
         """
         with self._lock:
             if self._onnx is None:
                 self._onnx = self._export_onnx()
-        return self._onnx.onnx_segment(start, stop, batch=batch)
+            return self._onnx
 
     def _export_onnx(self) -> OnnxSource:
         torch = import_torch()
