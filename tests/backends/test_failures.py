@@ -36,8 +36,6 @@ def break_stage(program: Program, context: Any, index: int) -> None:
         context._program.pieces = dict(program.pieces) | {segment: Broken()}  # type: ignore[attr-defined]
     elif runtime == "numpy":
         context._singles[index] = Broken()
-    elif runtime == "onnxruntime":
-        context._segments[segment] = (Broken(), None)
     else:
         context._segments[segment] = Broken()
 

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import functools
 import importlib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
 
-from edgewise.backends.base import ArrayContext, Program, Segment, empty_aligned
-from edgewise.backends.onnx_pieces import head_proto, verify
+from edgewise.backends.base import Program, Segment
+from edgewise.backends.compiled import CompiledProgram
+from edgewise.backends.onnx_pieces import verify
 from edgewise.errors import BackendError, BackendUnavailable
 
 if TYPE_CHECKING:
@@ -52,8 +54,8 @@ def load(
     return program
 
 
-class OnnxRuntimeProgram(Program):
-    """Sessions of one model; compiled for a batch size when first asked."""
+class OnnxRuntimeProgram(CompiledProgram):
+    """Sessions of one model."""
 
     backend = NAME
 
@@ -67,10 +69,10 @@ class OnnxRuntimeProgram(Program):
     ) -> None:
         super().__init__(model, threads=threads, segments=segments)
         self._runtime = runtime
-        self._pieces: dict[int, tuple[dict[Segment, Any], dict[int, Any]]] = {}
-        self._compiled(1)
+        self.pieces(1)
 
-    def _session(self, proto: Any) -> Any:
+    def compile(self, proto: Any) -> Any:
+        """Make a session."""
         options = self._runtime.SessionOptions()
         options.intra_op_num_threads = self.threads
         options.inter_op_num_threads = 1
@@ -86,80 +88,13 @@ class OnnxRuntimeProgram(Program):
                 f"ONNX Runtime refuses a stage of {self.model.name!r}: {error}"
             ) from error
 
-    def _compiled(self, batch: int) -> tuple[dict[Segment, Any], dict[int, Any]]:
-        """Sessions for a batch size. Two threads may compile the same; one result is kept."""
-        if batch not in self._pieces:
-            stages, source = self.model.stages, self.model.source
-            segments = {
-                (i, j): self._session(
-                    source.onnx_segment(stages[i].start.name, stages[j - 1].stop.name, batch=batch)
-                )
-                for i, j in self.segments
-            }
-            heads = {
-                e.index: self._session(head_proto(e.head, batch=batch))
-                for e in self.model.exits
-                if e.head is not None
-            }
-            self._pieces.setdefault(batch, (segments, heads))
-        return self._pieces[batch]
-
-    def _make_context(self, batch: int) -> OnnxRuntimeContext:
-        segments, heads = self._compiled(batch)
-        return OnnxRuntimeContext(self, batch, segments, heads)
-
-
-class OnnxRuntimeContext(ArrayContext):
-    """Boundary arrays bound to each session once."""
-
-    def __init__(
-        self,
-        program: OnnxRuntimeProgram,
-        batch: int,
-        segments: dict[Segment, Any],
-        heads: dict[int, Any],
-    ) -> None:
-        super().__init__(program, batch)
-        self._program = program
-        classes = program.model.num_classes
-        self._logits = [empty_aligned((batch, classes)) for _ in program.model.exits]
-        self._segments = {
-            (i, j): _bind(session, self.arrays[i], self.arrays[j])
-            for (i, j), session in segments.items()
-        }
-        self._heads = {
-            k: _bind(session, self.arrays[k + 1], self._logits[k]) for k, session in heads.items()
-        }
-
-    def run_segment(self, start: int, stop: int) -> None:
-        """Run a compiled run of stages."""
-        try:
-            run, binding = self._segments[start, stop]
-            run(binding)
-        except KeyError:
-            raise self._program.unknown_segment(start, stop) from None
-        except Exception as error:
-            raise self._program.failed(f"segment {start}-{stop}", error) from error
-
-    def run_head(self, exit_index: int) -> Float32:
-        """Answer at an exit."""
-        bound = self._heads.get(exit_index)
-        if bound is None:
-            return self.arrays[self._program.model.check_exit(exit_index) + 1].copy()
-        run, binding = bound
-        try:
-            run(binding)
-        except Exception as error:
-            raise self._program.failed(f"head {exit_index}", error) from error
-        return self._logits[exit_index].copy()
-
-
-def _bind(session: Any, source: Float32, target: Float32) -> tuple[Any, Any]:
-    binding = session.io_binding()
-    binding.bind_input(
-        session.get_inputs()[0].name, "cpu", 0, np.float32, source.shape, source.ctypes.data
-    )
-    binding.bind_output(
-        session.get_outputs()[0].name, "cpu", 0, np.float32, target.shape, target.ctypes.data
-    )
-    return session.run_with_iobinding, binding
+    def bind(self, compiled: Any, source: Float32, target: Float32) -> Callable[[], object]:
+        """Bind a session's only input and output."""
+        binding = compiled.io_binding()
+        binding.bind_input(
+            compiled.get_inputs()[0].name, "cpu", 0, np.float32, source.shape, source.ctypes.data
+        )
+        binding.bind_output(
+            compiled.get_outputs()[0].name, "cpu", 0, np.float32, target.shape, target.ctypes.data
+        )
+        return functools.partial(compiled.run_with_iobinding, binding)

@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from edgewise import scores
 from edgewise.errors import ShapeError
 
 Logits = npt.NDArray[np.floating[Any]]
@@ -81,12 +82,9 @@ def expected_calibration_error(
         Guo et al. 2017, equation 3. Biased upwards where bins hold few samples.
     """
     _check(logits, labels)
-    p = np.exp(log_softmax(np.asarray(logits, dtype=np.float64) / temperature))
-    confidence = p.max(axis=1)
-    right = p.argmax(axis=1) == labels
-    which = np.minimum((confidence * bins).astype(int), bins - 1)
-    gap = np.bincount(which, weights=right - confidence, minlength=bins)
-    return float(np.abs(gap).sum() / len(labels))
+    confidence = scores.top1_confidence(logits, temperature=temperature)
+    right = np.asarray(logits).argmax(axis=1) == labels
+    return scores.expected_calibration_error(confidence, right, bins=bins)
 
 
 def _check(logits: Logits, labels: Labels) -> None:
