@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import threading
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
@@ -11,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
-from edgewise.errors import BackendError, ConfigError, ShapeError
+from edgewise.errors import BackendError, BackendUnavailable, ConfigError, ShapeError
 
 if TYPE_CHECKING:
     from edgewise.model.staged import StagedModel
@@ -57,6 +58,27 @@ def empty_aligned(shape: Sequence[int]) -> Float32:
     raw = np.empty(size + 16, dtype=np.float32)
     offset = (-raw.ctypes.data % 64) // 4
     return raw[offset : offset + size].reshape(shape)
+
+
+def import_runtime(module: str, *, backend: str, extra: str, said: str | None = None) -> Any:
+    """Import the package a backend runs on, or say which extra to install.
+
+    Args:
+        module: Its name.
+        backend: Who needs it, for the message.
+        extra: Of Edgewise, that installs it.
+        said: What to call the package; its module's name by default.
+
+    Raises:
+        BackendUnavailable: It is not installed.
+    """
+    try:
+        return importlib.import_module(module)
+    except ImportError as error:
+        raise BackendUnavailable(
+            f"backend {backend!r} needs {said or module}, which is not installed ({error})",
+            help=f"pip install 'edgewise[{extra}]'",
+        ) from error
 
 
 class Context(ABC):

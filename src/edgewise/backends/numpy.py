@@ -9,9 +9,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 import numpy.typing as npt
 
-from edgewise.backends.base import ArrayContext, Program, Segment
+from edgewise.backends.base import ArrayContext, Program, Segment, import_runtime
 from edgewise.backends.onnx_pieces import verify
-from edgewise.errors import BackendUnavailable
 
 if TYPE_CHECKING:
     from edgewise.model.staged import StagedModel
@@ -38,13 +37,7 @@ def load(
     Raises:
         BackendUnavailable: The ``onnx`` package is not installed.
     """
-    try:
-        importlib.import_module("onnx.reference")
-    except ImportError as error:
-        raise BackendUnavailable(
-            f"backend {NAME!r} needs the onnx package, which is not installed ({error})",
-            help="pip install 'edgewise[onnx]'",
-        ) from error
+    import_runtime("onnx.reference", backend=NAME, extra="onnx", said="the onnx package")
     program = NumpyProgram(model, threads=threads, segments=segments)
     if check:
         verify(program)

@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import functools
-import importlib
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
 
-from edgewise.backends.base import Program, Segment
+from edgewise.backends.base import Program, Segment, import_runtime
 from edgewise.backends.compiled import CompiledProgram
 from edgewise.backends.onnx_pieces import verify
-from edgewise.errors import BackendError, BackendUnavailable
+from edgewise.errors import BackendError
 
 if TYPE_CHECKING:
     from edgewise.model.staged import StagedModel
@@ -41,13 +40,7 @@ def load(
         BackendUnavailable: onnxruntime is not installed.
         BackendError: A stage cannot be compiled, or computes something else than the reference.
     """
-    try:
-        runtime = importlib.import_module("onnxruntime")
-    except ImportError as error:
-        raise BackendUnavailable(
-            f"backend {NAME!r} needs onnxruntime, which is not installed ({error})",
-            help="pip install 'edgewise[onnx]'",
-        ) from error
+    runtime = import_runtime("onnxruntime", backend=NAME, extra="onnx")
     program = OnnxRuntimeProgram(model, runtime=runtime, threads=threads, segments=segments)
     if check:
         verify(program)

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import functools
-import importlib
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
 
-from edgewise.backends.base import Program, Segment
+from edgewise.backends.base import Program, Segment, import_runtime
 from edgewise.backends.compiled import CompiledProgram
 from edgewise.backends.onnx_pieces import verify
 from edgewise.errors import BackendError, BackendUnavailable
@@ -42,13 +41,7 @@ def load(
         BackendUnavailable: openvino is not installed, or has no such device here.
         BackendError: A stage cannot be compiled, or computes something else than the reference.
     """
-    try:
-        openvino = importlib.import_module("openvino")
-    except ImportError as error:
-        raise BackendUnavailable(
-            f"backend 'openvino:{device}' needs openvino, which is not installed ({error})",
-            help="pip install 'edgewise[openvino]'",
-        ) from error
+    openvino = import_runtime("openvino", backend=f"openvino:{device}", extra="openvino")
     core = openvino.Core()
     devices = core.available_devices
     if device not in devices:

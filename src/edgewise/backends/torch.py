@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import importlib
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
 
-from edgewise.backends.base import Context, Program, Segment, check_values
+from edgewise.backends.base import Context, Program, Segment, check_values, import_runtime
 from edgewise.backends.onnx_pieces import verify
-from edgewise.errors import BackendUnavailable, OpUnsupported
+from edgewise.errors import OpUnsupported
 
 if TYPE_CHECKING:
     from edgewise.model.heads import ExitHead
@@ -42,13 +41,7 @@ def load(
         BackendUnavailable: torch is not installed.
         OpUnsupported: The model did not come from a torch module.
     """
-    try:
-        torch = importlib.import_module("torch")
-    except ImportError as error:
-        raise BackendUnavailable(
-            f"backend {NAME!r} needs torch, which is not installed ({error})",
-            help="pip install 'edgewise[torch]'",
-        ) from error
+    torch = import_runtime("torch", backend=NAME, extra="torch")
     program = TorchProgram(model, torch=torch, threads=threads, segments=segments)
     torch.set_num_threads(threads)
     if check:

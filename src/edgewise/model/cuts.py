@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from numbers import Integral, Real
 
 from edgewise.errors import ConfigError, ModelError, nearest_names
-from edgewise.model.graph import Graph, Op, TensorSpec
+from edgewise.model.graph import Graph, TensorSpec
 
 _FLOAT_TYPES = ("float32", "float16", "bfloat16", "float64")
 
@@ -223,8 +223,3 @@ def _by_name(cuts: Sequence[Cut], name: str) -> Cut:
             help=nearest_names(name, scopes),
         )
     return inside[-1]
-
-
-def contraction_flops(ops: Sequence[Op]) -> float:
-    """Work of convolutions and matrix products alone, for one sample."""
-    return math.fsum(op.flops for op in ops if op.is_contraction)

@@ -16,7 +16,7 @@ import numpy.typing as npt
 from edgewise.errors import ConfigError, ModelError, ShapeError, nearest_names
 from edgewise.model.cuts import Cut, choose_cuts, legal_cuts
 from edgewise.model.graph import Graph, TensorSpec
-from edgewise.model.heads import ExitHead, HeadSpec, default_head_spec, random_head
+from edgewise.model.heads import ExitHead, default_head_spec, random_head
 from edgewise.model.validation import Validation
 
 if TYPE_CHECKING:
@@ -423,8 +423,3 @@ class StagedModel:
                 for key in sorted(e.head.weights):
                     digest.update(np.ascontiguousarray(e.head.weights[key]).tobytes())
         return digest.hexdigest()[:16]
-
-
-def head_shapes(model: StagedModel) -> tuple[HeadSpec | None, ...]:
-    """The spec of each exit's head, ``None`` where the stage's output is the answer."""
-    return tuple(e.head.spec if e.head else None for e in model.exits)
