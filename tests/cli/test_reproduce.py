@@ -7,6 +7,7 @@ import pytest
 
 from edgewise.cli import main as cli
 from edgewise.cli.reproduce import reproduction_table
+from edgewise.report.chart import Chart, Series
 from edgewise.reproduce import Figure, Reproduction, Verdict, claim_ids, uniexit_table6
 
 
@@ -83,3 +84,40 @@ def test_measured_simulated_and_paper_never_share_a_column() -> None:
     assert cells[1] == ["100 ms", "–"]
     assert cells[2] == ["2 ms", ""]
     assert cells[3] == ["", "50.0 % [40.0 %–60.0 %]"]
+
+
+def test_the_table_and_the_figure_are_written_where_asked(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    chart = Chart(
+        title="DSR",
+        x_label="deadline, s",
+        y_label="%",
+        provenance="simulated",
+        series=(Series(name="ours", x=(1, 2), y=(3, 4)),),
+    )
+    found = Reproduction(
+        title="T",
+        source="S",
+        setting={},
+        figures=(Figure(name="a, b", unit="%", ours=1.5, provenance="simulated"),),
+        verdicts=(),
+        charts=(chart,),
+    )
+    monkeypatch.setattr("edgewise.reproduce.run_claim", lambda _claim, _setup: found)
+    table, figure = tmp_path / "t.csv", tmp_path / "f.png"
+    command = ["reproduce", "uniexit-table6", "--csv", str(table), "--figure", str(figure)]
+    assert cli.main(command) == 0
+    assert table.read_text().splitlines() == [
+        "name,unit,paper,ours,low,high,provenance,note",
+        '"a, b",%,,1.5,,,simulated,',
+    ]
+    assert figure.stat().st_size > 1000
+    assert "figure:" in capsys.readouterr().err
+
+
+def test_a_picture_of_an_unknown_kind_is_refused_before_anything_runs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("edgewise.reproduce.run_claim", lambda *_: pytest.fail("it ran"))
+    assert cli.main(["reproduce", "uniexit-table6", "--figure", str(tmp_path / "f.doc")]) == 2

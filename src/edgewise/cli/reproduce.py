@@ -31,6 +31,11 @@ def reproduce(
     out: Annotated[
         Path | None, typer.Option(help="Keep results of long runs here, and resume from here.")
     ] = None,
+    seed: Annotated[int, typer.Option(help="Of what is drawn, where it simulates.")] = 0,
+    csv: Annotated[Path | None, typer.Option(help="Write the table here, too.")] = None,
+    figure: Annotated[
+        Path | None, typer.Option(help="Draw its figure here: .png, .svg or .pdf.")
+    ] = None,
     list_: Annotated[bool, typer.Option("--list", help="Name the claims and stop.")] = False,
     quick: Annotated[bool, typer.Option("--quick", help="Fewer rounds, nets and samples.")] = False,
     json: Annotated[
@@ -42,6 +47,7 @@ def reproduce(
     The exit code is 1 where a claim that can be judged does not hold.
     """
     from edgewise.errors import ConfigError
+    from edgewise.report.curves import check_figure_path
     from edgewise.reproduce import Setup, claim_ids, claim_title, run_claim
 
     console = stdout_console()
@@ -55,9 +61,9 @@ def reproduce(
         return 0
     if claim is None:
         raise ConfigError("which claim?", help="edgewise reproduce --list")
-    for option, count in (("--limit", limit), ("--seeds", seeds), ("--threads", threads)):
-        if count is not None and count < 1:
-            raise ConfigError(f"expected {option} of at least 1, found {count}")
+    if figure is not None:
+        check_figure_path(figure)  # before a run that may take long
+    _check_counts(limit=limit, seeds=seeds, threads=threads)
     with stderr_console().status(f"reproduce {claim}") as status:
         found = run_claim(
             claim,
@@ -70,10 +76,12 @@ def reproduce(
                 seeds=seeds,
                 store=store,
                 out=out,
+                seed=seed,
                 quick=quick,
                 say=lambda text: status.update(f"reproduce {claim}: {text}"),
             ),
         )
+    _write_files(found, csv=csv, figure=figure)
     if json:
         plain = to_plain(found)
         assert isinstance(plain, dict)  # noqa: S101 - a record
@@ -81,6 +89,28 @@ def reproduce(
     else:
         _show(found)
     return 1 if found.holds is False else 0
+
+
+def _check_counts(**counts: int | None) -> None:
+    from edgewise.errors import ConfigError
+
+    for option, count in counts.items():
+        if count is not None and count < 1:
+            raise ConfigError(f"expected --{option} of at least 1, found {count}")
+
+
+def _write_files(found: Reproduction, *, csv: Path | None, figure: Path | None) -> None:
+    from edgewise.cli.evaluate import write_text
+    from edgewise.report.chart import draw_charts
+
+    say = stderr_console()
+    if csv is not None:
+        write_text(csv, reproduction_csv(found))
+        say.print(f"table: {csv}")
+    if figure is not None and found.charts:
+        say.print(f"figure: {draw_charts(found.charts, figure, title=found.title)}")
+    elif figure is not None:
+        say.print("this claim has a table only: no figure was drawn")
 
 
 def _show(found: Reproduction) -> None:
@@ -121,6 +151,19 @@ def reproduction_table(found: Reproduction) -> Table:
             )
         )
     return table
+
+
+def reproduction_csv(found: Reproduction) -> str:
+    """The table with all its numbers, one figure a line."""
+    import csv
+    import io
+
+    text = io.StringIO()
+    columns = ("name", "unit", "paper", "ours", "low", "high", "provenance", "note")
+    rows = csv.writer(text, lineterminator="\n")
+    rows.writerow(columns)
+    rows.writerows([getattr(figure, column) for column in columns] for figure in found.figures)
+    return text.getvalue()
 
 
 def _ours(figure: Figure) -> str:

@@ -11,6 +11,7 @@ from types import ModuleType
 from typing import Any, Literal
 
 from edgewise.errors import ConfigError, nearest_names
+from edgewise.report.chart import Chart
 
 Provenance = Literal["measured", "simulated", "estimated"]
 
@@ -31,6 +32,7 @@ class Setup:
         seeds: How many seeds, where a claim trains; its own number where ``None``.
         store: Where profiles are kept; the user's store where ``None``.
         out: Where results that take long are kept and resumed from, where a claim does.
+        seed: Of everything that is drawn, where a claim does not train.
         quick: Fewer rounds, samples and nets: shows that it runs, not what it claims.
         say: Told what is going on.
     """
@@ -43,6 +45,7 @@ class Setup:
     seeds: int | None = None
     store: Path | None = None
     out: Path | None = None
+    seed: int = 0
     quick: bool = False
     say: Callable[[str], None] = field(default=lambda _: None)
 
@@ -98,6 +101,7 @@ class Reproduction:
         figures: In order.
         verdicts: In order.
         notes: What a reader must know.
+        charts: Panels of its figure; empty where the table says it all.
         details: More numbers, ready for JSON.
     """
 
@@ -107,6 +111,7 @@ class Reproduction:
     figures: tuple[Figure, ...]
     verdicts: tuple[Verdict, ...]
     notes: tuple[str, ...] = ()
+    charts: tuple[Chart, ...] = ()
     details: dict[str, Any] = field(default_factory=dict)
 
     @property
