@@ -5,13 +5,16 @@ from __future__ import annotations
 import itertools
 from collections.abc import Sequence
 
+import numpy as np
 import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
+from edgewise.errors import ProfileError
 from edgewise.exits import ANSWER, LATE, PolicyInputs, Publisher, RouterTable
 from edgewise.exits.router import default_horizons_s, seed_margins
 from edgewise.predict import CostTable, HorizonMargins
+from edgewise.predict.state_costs import Regime, StateCosts
 
 Segments = frozenset[tuple[int, int]]
 NO_RUNS: Segments = frozenset()
@@ -291,3 +294,85 @@ def test_horizons_ascend_even_where_stages_cost_nothing(stage_s: list[float]) ->
     horizons_s = default_horizons_s(CostTable.from_costs(stage_s, [0.0] * len(stage_s)))
 
     assert all(0 < a < b for a, b in itertools.pairwise(horizons_s))
+
+
+def state_costs(
+    table: CostTable, *, joules: Sequence[float] | None = None, regime: Regime = "steady"
+) -> StateCosts:
+    """The costs of a table, as if predicted for a state."""
+    energy = None if joules is None else np.array(joules, dtype=float)
+    return StateCosts(
+        at_s=0.0,
+        stage_s=table.stage_s,
+        head_s=table.head_s,
+        regime=regime,
+        stage_j=energy,
+        head_j=None if energy is None else np.zeros_like(energy),
+    )
+
+
+@settings(deadline=None)
+@given(costs=cost_tables(), data=st.data())
+def test_a_repriced_way_needs_what_the_new_costs_add_up_to(
+    costs: CostTable, data: st.DataObject
+) -> None:
+    num = costs.num_exits
+    seconds = st.lists(st.integers(1, 90), min_size=num, max_size=num)
+    now = CostTable.from_costs(
+        list(map(float, data.draw(seconds))), list(map(float, data.draw(seconds)))
+    )
+    horizons_s = default_horizons_s(costs)
+    publisher = Publisher(PolicyInputs(costs=costs), horizons_s=horizons_s, floor_s=0.0)
+    publisher.reprice(state_costs(now))
+    table = publisher.publish(HorizonMargins(horizons_s))
+    for position, ways in enumerate(table.ways):
+        assert ways
+        for need_s, target in ways:
+            assert need_s == pytest.approx(now.remaining_s(position, target - 1))
+    assert table.unit_costs_s["head:0"] == now.head_s[0]
+
+
+def test_a_fused_run_is_repriced_in_proportion_to_its_stages() -> None:
+    costs = CostTable.from_costs([2.0, 2.0, 4.0], [1.0, 1.0, 1.0], segment_s={(0, 2): 3.0})
+    inputs = PolicyInputs(costs=costs, segments=frozenset({(0, 1), (1, 2), (2, 3), (0, 2)}))
+    publisher = Publisher(inputs, horizons_s=[1.0], floor_s=0.0, min_stress=1.0)
+    slower = CostTable.from_costs([4.0, 8.0, 4.0], [1.0, 2.0, 3.0])
+    publisher.reprice(state_costs(slower))
+    table = publisher.publish(HorizonMargins([1.0]))
+    # Two stages went from 4 s to 12 s, so the run of 3 s takes 9 s; a head of 2 s follows it.
+    assert table.unit_costs_s["segment:0-2"] == pytest.approx(9.0)
+    ((need_s, stop),) = table.steps[0]
+    assert need_s == pytest.approx(11.0)
+    assert stop == 2
+    assert table.unit_costs_s["segment:0-1"] == 4.0
+
+
+def test_costs_of_another_model_are_refused() -> None:
+    publisher = Publisher(
+        PolicyInputs(costs=CostTable.from_costs([1.0, 1.0], [0.0, 0.0])), horizons_s=[1.0]
+    )
+    with pytest.raises(ProfileError, match="2 stages and heads, found 3"):
+        publisher.reprice(state_costs(CostTable.from_costs([1.0] * 3, [0.0] * 3)))
+
+
+@pytest.mark.parametrize(
+    ("budget_j", "deepest"), [(0.5, 0), (1.0, 0), (2.9, 1), (3.0, 2), (99.0, 2)]
+)
+def test_no_way_needs_more_energy_than_the_budget_unless_none_needs_less(
+    budget_j: float, deepest: int
+) -> None:
+    costs = CostTable.from_costs([1.0] * 3, [0.1] * 3)
+    publisher = Publisher(
+        PolicyInputs(costs=costs), horizons_s=[1.0], energy_budget_j=budget_j, floor_s=0.0
+    )
+    publisher.reprice(state_costs(costs, joules=[1.0, 1.0, 1.0]))
+    table = publisher.publish(HorizonMargins([1.0]))
+    assert walk(table, costs, left_s=100.0) == deepest
+    assert walk(table, costs, left_s=1.2) == 0  # time still counts
+
+
+def test_an_energy_budget_does_nothing_while_energy_is_not_predicted() -> None:
+    costs = CostTable.from_costs([1.0] * 3, [0.1] * 3)
+    publisher = Publisher(PolicyInputs(costs=costs), horizons_s=[1.0], energy_budget_j=0.5)
+    publisher.reprice(state_costs(costs))
+    assert walk(publisher.publish(HorizonMargins([1.0])), costs, left_s=100.0) == 2

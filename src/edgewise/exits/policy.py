@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib
 import pkgutil
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -15,6 +15,7 @@ import numpy.typing as npt
 from edgewise.errors import ConfigError, nearest_names
 from edgewise.model import StagedModel, Validation
 from edgewise.predict import CostTable
+from edgewise.predict.state_costs import StateCosts
 
 Float32 = npt.NDArray[np.float32]
 
@@ -23,6 +24,8 @@ ANSWER = -1  # run the head here and return what it says
 LATE = -2  # the same, though even this head is predicted to miss the deadline
 LOOK = -3  # run the head here and ask `accept` whether its answer will do
 REJECT = -4  # do not start: the budget cannot be met
+
+_NO_COSTS: Mapping[str, float] = {}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -88,7 +91,8 @@ class Step:
 
     Attributes:
         unit: ``"segment:0-4"`` or ``"head:3"``.
-        predicted_s: What the static table said, seconds.
+        predicted_s: What was predicted when the request began, seconds: the static median, or the
+            median in that state of the device.
         observed_s: What it took, decision included, seconds.
     """
 
@@ -140,6 +144,20 @@ class Policy(ABC):
             met: Whether the answer came by its deadline.
             feasible: What `feasible` said at its start.
         """
+
+    def reprice(self, costs: StateCosts) -> None:  # noqa: B027 - most know one table only
+        """Take over what units cost in a new state of the device; off the request path.
+
+        Args:
+            costs: Predicted medians, which replace the static ones until the next call.
+        """
+
+    def unit_costs_s(self) -> Mapping[str, float]:
+        """What units are predicted to take in the present state, by name, seconds.
+
+        A unit that is not in it takes its static median. The mapping is never changed afterwards.
+        """
+        return _NO_COSTS
 
     def feasible(self, left_s: float) -> bool | None:  # noqa: ARG002
         """Whether any exit is predicted to fit a time left at the start; ``None``: no opinion."""

@@ -8,13 +8,18 @@ quantile of what that way costs.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 
 import numpy as np
+import numpy.typing as npt
 
+from edgewise.errors import ProfileError
 from edgewise.exits.policy import ANSWER, LATE, PolicyInputs
 from edgewise.predict import CostTable, HorizonMargins
+from edgewise.predict.state_costs import StateCosts
+
+Float64 = npt.NDArray[np.float64]
 
 # Two readings of the clock and a decision, on a slow core.
 _LEAST_FLOOR_S = 20e-6
@@ -30,12 +35,15 @@ class RouterTable:
             answers. The target of answering here is the position itself.
         steps: For each position, ``(need_s, stop)`` of each compiled run from here, longest first:
             seconds it needs even under the worst disturbance lately seen, head at its end included.
-        ratio: Median of observed over static prediction, lately.
+        ratio: Median of observed over predicted, lately.
+        unit_costs_s: What each unit is predicted to take in the device's present state, by name;
+            empty while static medians are all that is known.
     """
 
     ways: tuple[tuple[tuple[float, int], ...], ...]
     steps: tuple[tuple[tuple[float, int], ...], ...]
     ratio: float = 1.0
+    unit_costs_s: Mapping[str, float] = field(default_factory=dict)
 
     def decide(self, position: int, left_s: float) -> int:
         """Say where to run to, or that the answer is due here.
@@ -63,7 +71,7 @@ class RouterTable:
 
 
 class Publisher:
-    """Computes tables; what does not change between them is worked out once.
+    """Computes tables; what does not change between them is worked out once per state.
 
     Args:
         inputs: Costs, validated accuracy and compiled runs.
@@ -72,6 +80,8 @@ class Publisher:
             a request was measured to pay beside its units, and at least 20 µs.
         min_stress: A fused run is taken only if this many times its median still fits, however calm
             it has been: inside it no decision can be taken.
+        energy_budget_j: What a request may use, joules; exits that are predicted to need more are
+            left out wherever another way remains. It holds once energy is predicted.
     """
 
     def __init__(
@@ -81,11 +91,15 @@ class Publisher:
         horizons_s: Sequence[float],
         floor_s: float | None = None,
         min_stress: float = 1.25,
+        energy_budget_j: float | None = None,
     ) -> None:
         costs = inputs.costs
         num = costs.num_exits
         total = np.concatenate(([0.0], np.cumsum(costs.stage_s)))
         self._num = num
+        self._costs = costs
+        self._energy_budget_j = energy_budget_j
+        self._segments = sorted(inputs.segments)
         self._floor_s = max(_LEAST_FLOOR_S, costs.overhead_s) if floor_s is None else floor_s
         self._min_stress = min_stress
         self._ways = [(p, k) for p in range(num + 1) for k in _useful_exits(inputs, p)]
@@ -94,13 +108,58 @@ class Publisher:
         )
         ways_s = [costs.remaining_s(p, k) for p, k in self._ways]
         runs_s = [costs.segment_s.get((i, j), total[j] - total[i]) for i, j in self._runs]
-        # One array for one interpolation: ways to an answer, heads alone, fused runs.
-        self._amounts_s = np.maximum([*ways_s, *costs.head_s, *runs_s], 1e-9)
+        self._static_runs_s = np.array(runs_s)
         self._num_bounds = len(ways_s) + num
-        logs = np.log(self._amounts_s)
-        axis = np.log(np.asarray(horizons_s))
+        self._axis = np.log(np.asarray(horizons_s))
+        # Index arrays, so that costs in another state are a few array operations.
+        self._way_from = np.array([p for p, _ in self._ways])
+        self._way_to = np.array([k for _, k in self._ways])
+        self._run_from = np.array([i for i, _ in self._runs], dtype=int)
+        self._run_to = np.array([j for _, j in self._runs], dtype=int)
+        self._unit_costs_s: Mapping[str, float] = {}
+        self._affordable = np.ones(len(ways_s), dtype=bool)
+        # One array for one interpolation: ways to an answer, heads alone, fused runs.
+        self._take_amounts(np.array([*ways_s, *costs.head_s, *runs_s]))
+
+    def _take_amounts(self, amounts_s: Float64) -> None:
+        self._amounts_s = np.maximum(amounts_s, 1e-9)
         # Weights of the two horizons around each amount, so that a table is two products.
-        self._weights = np.stack([np.interp(logs, axis, row) for row in np.eye(len(axis))], axis=1)
+        logs, eye = np.log(self._amounts_s), np.eye(len(self._axis))
+        self._weights = np.stack([np.interp(logs, self._axis, row) for row in eye], axis=1)
+
+    def reprice(self, costs: StateCosts) -> None:
+        """Take over what units cost in a new state; tables published from now on hold it.
+
+        A fused run is taken to change as its stages do together.
+
+        Raises:
+            ProfileError: The costs are of another number of exits.
+        """
+        num = self._num
+        if len(costs.stage_s) != num or len(costs.head_s) != num:
+            raise ProfileError(
+                f"expected costs of {num} stages and heads, found {len(costs.stage_s)} and"
+                f" {len(costs.head_s)}: they are predicted for another model",
+                help="edgewise fit MODEL",
+            )
+        total = np.concatenate(([0.0], np.cumsum(costs.stage_s)))
+        static = np.concatenate(([0.0], np.cumsum(self._costs.stage_s)))
+        ways_s = total[self._way_to + 1] - total[self._way_from] + costs.head_s[self._way_to]
+        change = (total[self._run_to] - total[self._run_from]) / np.maximum(
+            static[self._run_to] - static[self._run_from], 1e-12
+        )
+        runs_s = self._static_runs_s * change
+        self._take_amounts(np.concatenate((ways_s, costs.head_s, runs_s)))
+        runs = dict(zip(self._runs, runs_s.tolist(), strict=True))
+        stages, heads = costs.stage_s.tolist(), costs.head_s.tolist()
+        self._unit_costs_s = {
+            f"segment:{i}-{j}": runs[i, j] if j - i > 1 else stages[i] for i, j in self._segments
+        } | {f"head:{k}": s for k, s in enumerate(heads)}
+        if self._energy_budget_j is not None and costs.stage_j is not None:
+            assert costs.head_j is not None  # noqa: S101 - energy comes for both or for none
+            # Stages run in order, so what an exit needs does not depend on the way to it.
+            need_j = np.cumsum(costs.stage_j) + costs.head_j
+            self._affordable = need_j[self._way_to] <= self._energy_budget_j
 
     def publish(self, margins: HorizonMargins) -> RouterTable:
         """Compute the table for the present residuals; off the request path."""
@@ -113,8 +172,13 @@ class Publisher:
         stress = np.maximum(self._weights[bounds:] @ worst, self._min_stress)
         runs = (self._amounts_s[bounds:] * stress).tolist()
         ways: list[list[tuple[float, int]]] = [[] for _ in range(self._num + 1)]
-        for need_s, (p, k) in zip(need, self._ways, strict=False):
-            ways[p].append((need_s, k + 1))
+        for need_s, (p, k), fits in zip(need, self._ways, self._affordable.tolist(), strict=False):
+            if fits:
+                ways[p].append((need_s, k + 1))
+        for p, row in enumerate(ways):
+            if not row:  # none is affordable: the least energy is the nearest exit's
+                n = min((n for n, (q, _) in enumerate(self._ways) if q == p), key=self._nearest)
+                row.append((need[n], self._ways[n][1] + 1))
         steps: list[list[tuple[float, int]]] = [[] for _ in range(self._num + 1)]
         for run_s, (start, stop) in zip(runs, self._runs, strict=True):
             steps[start].append((run_s + heads[stop - 1], stop))
@@ -122,7 +186,11 @@ class Publisher:
             ways=tuple(tuple(row) for row in ways),
             steps=tuple(tuple(row) for row in steps),
             ratio=float(median[-1]),
+            unit_costs_s=self._unit_costs_s,
         )
+
+    def _nearest(self, way: int) -> int:
+        return self._ways[way][1]
 
 
 def _useful_exits(inputs: PolicyInputs, position: int) -> list[int]:

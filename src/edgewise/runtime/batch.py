@@ -134,10 +134,9 @@ class _Group:
         return request.policy.decide(self.position, now_s, start_s, deadline_s)
 
     def _account(self, unit: Unit, ran: list[int]) -> None:
-        name, single_s = unit
         now_s, factor = self._setting.clock.now_s(), self._factor(len(ran))
         for n in ran:
-            self._requests[n].add((name, single_s * factor), now_s)
+            self._requests[n].add(unit, now_s, factor=factor)
 
     def _factor(self, count: int) -> float:
         return self._setting.costs.batch_factor(padded_size(count))

@@ -76,8 +76,10 @@ class Request:
         arrival_s: On the session's clock.
         start_s: When its first decision was taken.
         feasible: What the policy predicted then.
+        predicted: What units were predicted to take when it began, where that is not their static
+            median. A state that changes meanwhile is part of what margins have to cover.
         mark_s: Until when its time is accounted for.
-        ran: Unit, static median and observed seconds, in order.
+        ran: Unit, predicted and observed seconds, in order.
     """
 
     policy: Policy
@@ -85,15 +87,25 @@ class Request:
     arrival_s: float
     start_s: float
     feasible: bool | None
+    predicted: Mapping[str, float] = field(init=False)
     mark_s: float = field(init=False)
     ran: list[tuple[str, float, float]] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         self.mark_s = self.start_s
+        self.predicted = self.policy.unit_costs_s()
 
-    def add(self, unit: Unit, now_s: float) -> None:
-        """Account for a unit that ended now."""
-        self.ran.append((*unit, now_s - self.mark_s))
+    def add(self, unit: Unit, now_s: float, *, factor: float = 1.0) -> None:
+        """Account for a unit that ended now.
+
+        Args:
+            unit: Which.
+            now_s: The present instant.
+            factor: Its cost for a batch relative to one sample.
+        """
+        name, static_s = unit
+        predicted_s = self.predicted.get(name, static_s) * factor
+        self.ran.append((name, predicted_s, now_s - self.mark_s))
         self.mark_s = now_s
 
     def steps(self) -> tuple[Step, ...]:

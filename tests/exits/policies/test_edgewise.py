@@ -3,9 +3,12 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from edgewise.errors import ConfigError
 from edgewise.exits import ANSWER, REJECT, PolicyInputs, Step, make_policy
 from edgewise.exits.policies.edgewise import Edgewise
+from edgewise.model import Validation
 from edgewise.predict import CostTable
+from edgewise.predict.state_costs import Regime, StateCosts
 
 COSTS = CostTable.from_costs([1.0] * 4, [0.5] * 4)
 
@@ -144,3 +147,53 @@ def test_the_reason_says_whether_time_or_usefulness_ended_the_request() -> None:
     assert policy.explain(0) == "exit 1 did not fit the time left"
     assert policy.explain(2) == "the best exit fitted the budget"
     assert policy.explain(3) == "no later exit is better"
+
+
+def priced(ratio: float, regime: Regime = "steady") -> StateCosts:
+    """A state in which everything costs that many times the static medians."""
+    return StateCosts(
+        at_s=0.0, stage_s=ratio * COSTS.stage_s, head_s=ratio * COSTS.head_s, regime=regime
+    )
+
+
+def test_a_state_in_which_all_is_slower_ends_requests_earlier_at_once() -> None:
+    policy = router()
+    assert depth(policy, 4.6) == 4
+    policy.reprice(priced(2.0))
+    assert policy.unit_costs_s()["head:0"] == 1.0
+    # Two stages and a head are 5 s by prediction, though here they really took their medians.
+    assert policy.decide(0, 0.0, 0.0, 3.1) == 1
+    assert policy.decide(1, 1.0, 0.0, 3.1) == ANSWER
+    policy.reprice(priced(1.0))
+    assert depth(policy, 4.6) == 4
+
+
+def test_each_regime_has_margins_of_its_own() -> None:
+    policy = router(window=64)
+    policy.reprice(priced(1.0, "slower"))
+    for _ in range(16):
+        policy.observe(request(2.0), met=True, feasible=True)
+    assert depth(policy, 5.0) == 2
+    policy.reprice(priced(1.0, "steady"))
+    assert depth(policy, 5.0) == 4
+    policy.reprice(priced(1.0, "slower"))
+    assert depth(policy, 5.0) == 2
+
+
+def test_an_energy_budget_of_nothing_is_refused() -> None:
+    with pytest.raises(ConfigError, match="energy budget above 0 J"):
+        router(energy_budget_j=0.0)
+
+
+def test_saving_energy_reprices_with_its_router() -> None:
+    logits = np.zeros((4, 8, 2), dtype=np.float32)
+    inputs = PolicyInputs(
+        costs=COSTS,
+        accuracy=(0.5, 0.6, 0.7, 0.8),
+        temperatures=(1.0,) * 4,
+        validation=Validation(logits=logits, labels=np.zeros(8, dtype=np.int64)),
+        segments=frozenset({(k, k + 1) for k in range(4)}),
+    )
+    policy = make_policy("edgewise", inputs, save="energy")
+    policy.reprice(priced(2.0))
+    assert policy.unit_costs_s()["segment:0-1"] == 2.0

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import math
 import threading
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Literal, get_args
 
 from edgewise.errors import ConfigError, nearest_names
 from edgewise.exits.policy import LATE, REJECT, Policy, PolicyInputs, Step
 from edgewise.exits.router import Publisher, RouterTable, default_horizons_s, seed_margins
 from edgewise.predict import HorizonMargins
+from edgewise.predict.state_costs import REGIMES, StateCosts
 
 OnInfeasible = Literal["run_anyway", "reject"]
 
@@ -27,6 +28,7 @@ def make(  # noqa: PLR0913 - each is one knob
     gain: float = 1.0,
     on_infeasible: OnInfeasible = "run_anyway",
     save: str | None = None,
+    energy_budget_j: float | None = None,
 ) -> Policy:
     """Make the router.
 
@@ -38,6 +40,8 @@ def make(  # noqa: PLR0913 - each is one knob
         gain: How fast the quantile is adapted; 0 keeps it where it starts.
         on_infeasible: What a request gets whose budget not even the soonest exit can meet.
         save: ``"energy"`` leaves early when an answer is surely right although time remains.
+        energy_budget_j: What a request may use, joules: it runs on only where both budgets are
+            predicted to hold. It needs a predictor that predicts energy.
 
     Raises:
         ConfigError: An argument is out of its range.
@@ -51,8 +55,15 @@ def make(  # noqa: PLR0913 - each is one knob
             f"unknown outcome {on_infeasible!r} for a budget that no exit can meet",
             help=nearest_names(str(on_infeasible), get_args(OnInfeasible)),
         )
+    if energy_budget_j is not None and not 0 < energy_budget_j < math.inf:
+        raise ConfigError(f"expected an energy budget above 0 J, found {energy_budget_j!r}")
     router = Edgewise(
-        inputs, target_dsr=target_dsr, window=window, gain=gain, on_infeasible=on_infeasible
+        inputs,
+        target_dsr=target_dsr,
+        window=window,
+        gain=gain,
+        on_infeasible=on_infeasible,
+        energy_budget_j=energy_budget_j,
     )
     if save is None:
         return router
@@ -76,7 +87,7 @@ class Edgewise(Policy):
 
     name = "edgewise"
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 - each is one knob
         self,
         inputs: PolicyInputs,
         *,
@@ -84,15 +95,20 @@ class Edgewise(Policy):
         window: int,
         gain: float,
         on_infeasible: OnInfeasible,
+        energy_budget_j: float | None = None,
     ) -> None:
         self._reject = on_infeasible == "reject"
         horizons_s = default_horizons_s(inputs.costs)
-        self._margins = HorizonMargins(horizons_s, level=target_dsr, size=window)
+        self._by_regime = {
+            regime: HorizonMargins(horizons_s, level=target_dsr, size=window) for regime in REGIMES
+        }
+        for margins in self._by_regime.values():
+            seed_margins(margins, inputs.costs)
+        self._margins = self._by_regime["steady"]
         self._allowed_misses = 1.0 - target_dsr
         self._gain = gain
-        seed_margins(self._margins, inputs.costs)
         self._better = [inputs.better_exits(p) for p in range(inputs.num_exits + 1)]
-        self._publisher = Publisher(inputs, horizons_s=horizons_s)
+        self._publisher = Publisher(inputs, horizons_s=horizons_s, energy_budget_j=energy_budget_j)
         self._lock = threading.Lock()
         self.table: RouterTable = self._publisher.publish(self._margins)
 
@@ -128,12 +144,27 @@ class Edgewise(Policy):
         finally:
             self._lock.release()
 
+    def reprice(self, costs: StateCosts) -> None:
+        """Publish a table for a new state, with the margins of its regime.
+
+        A prediction for a device that is becoming slower is soon too low, and one for a device that
+        is becoming faster too high: each has residuals and margins of its own.
+        """
+        with self._lock:
+            self._margins = self._by_regime[costs.regime]
+            self._publisher.reprice(costs)
+            self.table = self._publisher.publish(self._margins)
+
+    def unit_costs_s(self) -> Mapping[str, float]:
+        """As the published table has them."""
+        return self.table.unit_costs_s
+
     def feasible(self, left_s: float) -> bool:
         """Whether some exit fits with its margin."""
         return self.table.decide(0, left_s) != LATE
 
     def expected_s(self, predicted_s: float) -> float:
-        """Static medians times the ratio seen lately."""
+        """Predictions times the ratio seen lately."""
         return predicted_s * self.table.ratio
 
     def explain(self, exit_index: int) -> str:
