@@ -59,8 +59,20 @@ COMMANDS = {
     "prepare": Command(
         "edgewise.cli.prepare:prepare", "Fit exit heads on a model and save the result."
     ),
+    "monitor": Command(
+        "edgewise.cli.monitor:monitor",
+        "Show the device's state: clocks, load, heat, throttling, power, energy.",
+    ),
+    "publish-emc": Command(
+        "edgewise.cli.publish:publish_emc",
+        "As root: publish the memory clock for programs that may not read it.",
+    ),
     "profile": Command(
         "edgewise.cli.profile:profile", "Measure what each stage of a model costs on this machine."
+    ),
+    "fit": Command(
+        "edgewise.cli.fit:fit",
+        "Fit a predictor of a model's costs in every state of a device, and say how good it is.",
     ),
     "run": Command("edgewise.cli.run:run", "Answer inputs within a latency budget."),
     "evaluate": Command(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import os
 from collections.abc import Iterator
@@ -75,7 +76,16 @@ def read_number(path: Path) -> NumberReading:
         The number, or the reason why there is none: absent, denied, not a number
         (``"<unknown>"``), negative, or the largest 64-bit number, which kernels print for "unset".
     """
-    reading = read_text(path)
+    return parse_number(read_text(path), path)
+
+
+def parse_number(reading: Reading, path: Path | str) -> NumberReading:
+    """Take the text of a file as a whole number, as :func:`read_number` does.
+
+    Args:
+        reading: What was read.
+        path: Where, for the reason.
+    """
     if reading.value is None:
         return NumberReading(value=None, quality=reading.quality, reason=reading.reason)
     try:
@@ -124,7 +134,9 @@ def matching(root: Path, pattern: str) -> Iterator[Path]:
             parts.append((-1, character))
         return parts
 
-    yield from sorted(root.glob(pattern), key=natural)
+    # Path.glob raises where the root itself cannot be looked into.
+    with contextlib.suppress(PermissionError):
+        yield from sorted(root.glob(pattern), key=natural)
 
 
 def exists(path: Path) -> bool:

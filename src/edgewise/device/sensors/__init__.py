@@ -1,0 +1,1 @@
+"""Sensors, one file each, found by name. Each file has ``make(root)``."""
