@@ -1,0 +1,1 @@
+"""Kinds of predictors, one file each, found by name."""
