@@ -10,13 +10,17 @@ from typing import TYPE_CHECKING, Any
 from edgewise.backends import available_backends, load_program
 from edgewise.backends.registry import full_name
 from edgewise.device import device_fingerprint
+from edgewise.device.monitor import Monitor
+from edgewise.device.sensor import make_sensors
 from edgewise.errors import BackendUnavailable, ProfileError
 from edgewise.exits import check_policy_name
 from edgewise.frontends.checkpoint import load_model
 from edgewise.predict import CostTable
+from edgewise.predict.fitted import FittedPredictor
 from edgewise.profiles import ProfileStore, default_store_path, read_profile
 from edgewise.profiling import device_record, find_profile, measure, thread_policy
 from edgewise.runtime import Session
+from edgewise.runtime.repricing import Repricer
 
 if TYPE_CHECKING:
     from edgewise.backends import Program
@@ -37,6 +41,7 @@ def load(  # noqa: PLR0913 - one keyword per choice a user may make
     policy: str | Policy = "edgewise",
     profile: str | Path = "auto",
     store: str | Path | None = None,
+    predictor: str | Path | FittedPredictor | None = None,
     clock: Clock | None = None,
     on_progress: Callable[[Progress], None] | None = None,
     **policy_options: Any,
@@ -51,6 +56,9 @@ def load(  # noqa: PLR0913 - one keyword per choice a user may make
         profile: ``"auto"`` takes the stored profile, and measures a quick one (seconds) where there
             is none. ``"stored"`` refuses to measure. Otherwise the path of an exported profile.
         store: Where profiles are kept; the user's store by default.
+        predictor: Of the model's costs in every state of this device, or the file that
+            ``edgewise fit`` wrote. The device is then watched from a thread of its own, which ends
+            with the session's ``close`` or ``with`` block.
         clock: Tells time; the machine's by default.
         on_progress: Told how a measurement goes.
         policy_options: The policy's own arguments.
@@ -58,19 +66,61 @@ def load(  # noqa: PLR0913 - one keyword per choice a user may make
     Raises:
         CheckpointError: The model is missing or damaged.
         BackendUnavailable: The backend is unknown or not installed.
-        ProfileError: The profile is damaged, or from another device, thread policy or version of
-            the model.
+        ProfileError: The profile or predictor is damaged, or from another device, thread policy or
+            version of the model.
         ConfigError: Unknown policy, or an argument out of range.
     """
     if isinstance(policy, str):
         check_policy_name(policy)  # before anything slow
+    if isinstance(predictor, str | Path):
+        predictor = FittedPredictor.load(Path(predictor))
     staged = load_model(model) if isinstance(model, str | Path) else model
     name = best_backend() if backend == "auto" else full_name(backend)
     program = load_program(staged, name, threads=threads)
     costs = costs_of(program, profile=profile, store=store, on_progress=on_progress)
-    session = Session(program, costs, policy=policy, clock=clock, **policy_options)
+    if predictor is None:
+        session = Session(program, costs, policy=policy, clock=clock, **policy_options)
+    else:
+        check_predictor(predictor, program)
+        repricer = Repricer(predictor)
+        monitor = Monitor(make_sensors(), on_state=[repricer.on_state])
+        session = Session(
+            program, costs, policy=policy, clock=clock, source=monitor, **policy_options
+        )
+        repricer.add(session.policy)
+        monitor.start()
     session.warm_up()
     return session
+
+
+def check_predictor(predictor: FittedPredictor, program: Program) -> None:
+    """Refuse a predictor that says nothing about a loaded model on this machine.
+
+    Raises:
+        ProfileError: It was fitted for another number of stages, another version of the model, or
+            to another device or a simulated one.
+    """
+    remedy = f"edgewise fit {program.model.name} --measure"
+    if predictor.provenance != "measured":
+        raise ProfileError(
+            f"expected a predictor fitted to this device, found a {predictor.provenance} one",
+            help=remedy,
+        )
+    here: dict[str, object] = {
+        "stages": len(program.model.stages),
+        "model_version": program.model.version(),
+        "device_id": device_fingerprint().id,
+        "backend": program.backend,
+        "threads": program.threads,
+    }
+    told = {"stages": predictor.num_stages, **predictor.facts}
+    for name, value in here.items():
+        if name in told and told[name] != value:
+            raise ProfileError(
+                f"the predictor was fitted for another {name.replace('_', ' ')}: expected"
+                f" {value!r}, found {told[name]!r}",
+                help=remedy,
+            )
 
 
 def best_backend() -> str:

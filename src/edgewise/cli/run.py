@@ -34,6 +34,10 @@ def run(
         str, typer.Option(help="auto, stored, or an exported profile file.")
     ] = "auto",
     store: Annotated[Path | None, typer.Option(help="Profile store to use.")] = None,
+    predictor: Annotated[
+        Path | None,
+        typer.Option(help="What edgewise fit wrote: costs follow the device's state."),
+    ] = None,
     json: Annotated[
         bool, typer.Option("--json", help="One JSON object on standard output.")
     ] = False,
@@ -60,9 +64,11 @@ def run(
             threads=threads,
             profile=profile,
             store=store,
+            predictor=predictor,
             **options,
         )
-    answers = [(name, session.run(x, budget_s=budget_s)) for name, x in samples]
+    with session:
+        answers = [(name, session.run(x, budget_s=budget_s)) for name, x in samples]
     if json:
         emit_json(
             {

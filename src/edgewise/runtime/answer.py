@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields
 from typing import Any, Literal
 
@@ -38,6 +39,8 @@ class Answer:
         reason: Why it ended there, for people.
         policy: Which policy decided.
         backend: Where it ran.
+        state: What was known of the device's state when the request ended, of the quantities that
+            costs are predicted from; empty where nobody watches it.
         steps: Units that ran, in order.
     """
 
@@ -57,6 +60,7 @@ class Answer:
     reason: str
     policy: str
     backend: str
+    state: Mapping[str, float] = field(default_factory=dict, repr=False)
     steps: tuple[Step, ...] = field(default=(), repr=False)
 
     @property

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import numpy.typing as npt
 
+from edgewise.device.state import FEATURES
 from edgewise.exits import LATE, Step
 from edgewise.runtime.answer import Answer
 from edgewise.scores import softmax
@@ -17,6 +18,7 @@ from edgewise.units import format_duration
 if TYPE_CHECKING:
     from edgewise.backends import Program
     from edgewise.clock import Clock
+    from edgewise.device.state import StateSource
     from edgewise.exits import Policy
     from edgewise.predict import CostTable
 
@@ -38,6 +40,7 @@ class Setting:
         segments: Name and static median of each compiled run: looked up, not formatted, while a
             request runs.
         heads: The same of each head.
+        source: Who knows the device's state, for the record; ``None`` where nobody does.
     """
 
     program: Program
@@ -46,15 +49,25 @@ class Setting:
     clock: Clock
     segments: Mapping[tuple[int, int], Unit]
     heads: Sequence[Unit]
+    source: StateSource | None = None
 
     @classmethod
-    def of(cls, program: Program, *, policy: Policy, costs: CostTable, clock: Clock) -> Setting:
+    def of(
+        cls,
+        program: Program,
+        *,
+        policy: Policy,
+        costs: CostTable,
+        clock: Clock,
+        source: StateSource | None = None,
+    ) -> Setting:
         """Prepare the names and medians."""
         return cls(
             program=program,
             policy=policy,
             costs=costs,
             clock=clock,
+            source=source,
             segments={
                 (i, j): (
                     f"segment:{i}-{j}",
@@ -152,6 +165,7 @@ class Request:
             reason=reason,
             policy=policy.name,
             backend=setting.program.backend,
+            state=_known(setting.source),
             steps=self.steps(),
         )
 
@@ -167,3 +181,11 @@ class Request:
             policy=self.policy.name,
             backend=setting.program.backend,
         )
+
+
+def _known(source: StateSource | None) -> dict[str, float]:
+    if source is None:
+        return {}
+    state = source.latest()
+    found = ((name, state.value(name)) for name in FEATURES)
+    return {name: value for name, value in found if value is not None}

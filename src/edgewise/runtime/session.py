@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
 import numpy.typing as npt
@@ -21,6 +21,7 @@ from edgewise.units import check_budget_s, format_duration
 if TYPE_CHECKING:
     from edgewise.backends import Program
     from edgewise.clock import Clock
+    from edgewise.device.state import StateSource
     from edgewise.predict import CostTable
     from edgewise.runtime.answer import Answer
 
@@ -35,6 +36,8 @@ class Session:
         costs: Of that program's model, on its backend.
         policy: A name, or a policy made by `make_policy`.
         clock: Tells time; the machine's monotonic clock by default.
+        source: Who knows the device's state; answers carry it. `close` stops it, where it can be
+            stopped.
         policy_options: The policy's own arguments.
 
     Example:
@@ -48,6 +51,7 @@ class Session:
         *,
         policy: str | Policy = "edgewise",
         clock: Clock | None = None,
+        source: StateSource | None = None,
         **policy_options: Any,
     ) -> None:
         self.program = program
@@ -58,8 +62,23 @@ class Session:
         self.policy = (
             make_policy(policy, inputs, **policy_options) if isinstance(policy, str) else policy
         )
-        self._setting = Setting.of(program, policy=self.policy, costs=costs, clock=self.clock)
+        self.source = source
+        self._setting = Setting.of(
+            program, policy=self.policy, costs=costs, clock=self.clock, source=source
+        )
         self._shape = (1, *program.model.input.shape[1:])
+
+    def close(self) -> None:
+        """Stop what watches the device for this session; without one, nothing is open."""
+        stop = getattr(self.source, "stop", None)
+        if stop is not None:
+            stop()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
 
     def preprocess(self, images: npt.NDArray[np.uint8]) -> Float32:
         """Turn images into inputs as the model's checkpoint says.
