@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -39,6 +40,31 @@ def is_gone(pid: int) -> bool:
     return stat.rpartition(")")[2].split()[0] in "ZX"
 
 
+FAKE_STRESS_NG = """#!/bin/sh
+trap 'kill "$worker"; exit 0' TERM
+sh -c 'while :; do :; done' "$@" &
+worker=$!
+while kill -0 $$; do wait; done
+"""
+
+
+def family_of(pid: int) -> list[int]:
+    return background.process_family(pid, Path("/proc"))
+
+
+@pytest.fixture
+def fake_stress_ng(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], None]:
+    """Put a program of that name first on the path."""
+
+    def install(script: str) -> None:
+        program = tmp_path / "stress-ng"
+        program.write_text(script)
+        program.chmod(0o755)
+        monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+
+    return install
+
+
 def gentle(kind: str = "cpu") -> Load:
     return Load(kind, duty_ratio=0.1)
 
@@ -66,7 +92,7 @@ print(load.pids[0], flush=True)
 
 @pytest.mark.parametrize("kind", LOAD_KINDS)
 def test_a_load_consumes_processor_time_until_it_is_stopped(kind: str) -> None:
-    load = Load(kind, duty_ratio=0.5)
+    load = Load(kind, duty_ratio=0.5, engine="builtin")
     assert not load.is_running
     assert load.cpu_time_s is None
 
@@ -129,6 +155,11 @@ def test_a_worker_that_died_by_itself_is_noticed_and_reaped() -> None:
     assert eventually(lambda: not load.is_running)
     load.stop()
     assert load.pids == ()
+    assert load.problem == "1 of 1 load processes ended by themselves, with code -9"
+
+    with load:
+        assert load.problem == ""
+    assert load.problem == ""
 
 
 def test_the_worker_vanishes_when_its_parent_is_killed() -> None:
@@ -250,6 +281,80 @@ def test_an_argument_out_of_range_is_refused(wrong: dict[str, object]) -> None:
 def test_the_label_says_what_runs() -> None:
     assert Load("cpu").label == "cpu"
     assert Load("memory", processes=2, duty_ratio=0.5).label == "2 × memory at 50 %"
+    assert Load("map").label == "map"
+    assert Load("audio", duty_ratio=0.5).label == "audio at 50 %"
+
+
+def test_stress_ng_does_the_work_where_it_is_installed_and_ends_with_all_it_started(
+    fake_stress_ng: Callable[[str], None],
+) -> None:
+    fake_stress_ng(FAKE_STRESS_NG)
+    load = Load("cpu", duty_ratio=0.5)
+    assert load.engine == "stress-ng"
+
+    with load:
+        family = family_of(load.pids[0])
+        assert len(family) == 3
+        said = Path(f"/proc/{family[1]}/cmdline").read_text().split("\0")
+        assert said[said.index("--cpu-load") + 1] == "50"
+        assert eventually(lambda: (load.cpu_time_s or 0.0) >= 0.1)
+
+    assert eventually(lambda: all(map(is_gone, family[:2])))
+    assert eventually(lambda: is_gone(family[2]))
+    assert load.problem == ""
+
+
+def test_stress_ng_that_dies_is_noticed(fake_stress_ng: Callable[[str], None]) -> None:
+    fake_stress_ng(FAKE_STRESS_NG)
+    with Load("memory") as load:
+        _, main, worker = family_of(load.pids[0])
+        os.kill(main, signal.SIGKILL)
+        os.kill(worker, signal.SIGKILL)
+
+        assert eventually(lambda: not load.is_running)
+    assert "ended by themselves" in load.problem
+
+
+def test_stress_ng_that_cannot_start_says_why(fake_stress_ng: Callable[[str], None]) -> None:
+    fake_stress_ng("#!/bin/sh\necho no such option >&2\nexit 3\n")
+    load = Load("cpu")
+    with pytest.raises(ConfigError, match="ended with code 3: no such option"):
+        load.start()
+
+    assert load.pids == ()
+
+
+def test_what_stress_ng_cannot_do_is_done_here_or_refused_when_asked_for(
+    fake_stress_ng: Callable[[str], None],
+) -> None:
+    fake_stress_ng(FAKE_STRESS_NG)
+
+    assert {Load(kind).engine for kind in ("periodic", "map", "audio")} == {"builtin"}
+    with pytest.raises(ConfigError, match="no load like 'map' at 50%"):
+        Load("map", engine="stress-ng")
+
+
+def test_stress_ng_that_is_not_installed_is_only_missed_when_asked_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+
+    assert Load("cpu").engine == "builtin"
+    with pytest.raises(ConfigError, match="not installed"):
+        Load("cpu", engine="stress-ng")
+    with pytest.raises(ConfigError, match="did you mean 'stress-ng'"):
+        Load("cpu", engine="stressng")  # type: ignore[arg-type]
+
+
+@pytest.mark.skipif(shutil.which("stress-ng") is None, reason="stress-ng is not installed")
+@pytest.mark.parametrize("kind", ["cpu", "memory"])
+def test_the_real_stress_ng_runs_and_ends(kind: str) -> None:
+    with Load(kind, engine="stress-ng") as load:
+        family = family_of(load.pids[0])
+        assert eventually(lambda: (load.cpu_time_s or 0.0) >= 0.1)
+
+    assert len(family) >= 3
+    assert eventually(lambda: all(map(is_gone, family)))
 
 
 def test_the_worker_imports_neither_numpy_nor_edgewise() -> None:
@@ -277,6 +382,17 @@ def test_a_schedule_plays_its_loads_and_says_when_they_ran() -> None:
     assert schedule.played[0].stop_s >= 0.05
     assert not first.is_running
     assert not second.is_running
+
+
+def test_a_schedule_says_which_load_ended_by_itself() -> None:
+    load, other = gentle(), gentle()
+    with LoadSchedule([(0.0, 0.5, load), (0.0, 0.4, other)]) as schedule:
+        assert eventually(lambda: load.is_running)
+        os.kill(load.pids[0], signal.SIGKILL)
+        assert eventually(lambda: not schedule.is_playing)
+
+    assert "code -9" in schedule.played[-1].problem
+    assert schedule.played[0].problem == ""
 
 
 def test_one_load_may_be_scheduled_twice_back_to_back() -> None:

@@ -3,6 +3,7 @@
 Run by ``background.Load`` as a plain script, so it imports neither numpy nor the rest of Edgewise
 and is at work within milliseconds. It ends when its standard input closes, when its parent is gone
 or on SIGTERM, whichever comes first. It says ``ready`` or ``error: …`` on standard output, once.
+Given a command, it runs that instead of its own loops, and the command ends with it.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ _BUFFER_BYTES = 64 << 20
 _CHUNK_BYTES = 2 << 20
 _SPIN_STEPS = 2000
 _PR_SET_PDEATHSIG = 1
+_SETTLING_S = 1.0
 
 
 def _spin(steps: int) -> int:
@@ -82,6 +84,53 @@ def _burst_periodically(duty_ratio: float, period_s: float) -> None:
         time.sleep(max(0.0, due_s - now_s))
 
 
+def _die_with_parent(signal_number: int) -> None:
+    """Ask the kernel for a signal when the thread that started this process ends."""
+    import ctypes
+
+    ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal_number, 0, 0, 0)
+
+
+def _start_command(command: list[str]) -> Callable[[], None]:
+    """Start a program that makes the load, and wait until it is at work.
+
+    Returns:
+        What waits for its end.
+
+    Raises:
+        OSError: It cannot be started, or ended at once.
+    """
+    import subprocess
+
+    # The main thread starts it and never ends before the process does.
+    started = subprocess.Popen(  # noqa: S603 - given by our own parent
+        command,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        preexec_fn=lambda: _die_with_parent(int(signal.SIGKILL)),  # noqa: PLW1509 - no threads yet
+    )
+
+    def end(*_: object) -> None:
+        started.terminate()  # it ends what it started itself, then the wait below returns
+
+    signal.signal(signal.SIGTERM, end)
+    children = f"/proc/{started.pid}/task/{started.pid}/children"
+    until_s = time.perf_counter() + _SETTLING_S
+    while time.perf_counter() < until_s and started.poll() is None:
+        try:
+            with open(children) as file:  # noqa: PTH123 - pathlib is slow to import
+                if file.read().strip():
+                    break
+        except OSError:
+            pass
+        time.sleep(0.005)
+    if started.poll() is not None:
+        said = started.communicate()[0].decode(errors="replace").strip().replace("\n", "; ")
+        raise OSError(f"{command[0]} ended with code {started.returncode}: {said}")
+    return lambda: sys.exit(started.wait())
+
+
 def _end_with_parent(parent_pid: int) -> None:
     """Arrange that this process never outlives its parent, by two independent means."""
 
@@ -96,10 +145,8 @@ def _end_with_parent(parent_pid: int) -> None:
         os._exit(0)
 
     if sys.platform == "linux":
-        import ctypes
-
         signal.signal(signal.SIGHUP, end_if_orphaned)
-        ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, int(signal.SIGHUP), 0, 0, 0)
+        _die_with_parent(int(signal.SIGHUP))
     threading.Thread(target=end_at_eof, daemon=True).start()
     end_if_orphaned()  # the parent may have died before the line above
 
@@ -116,14 +163,14 @@ def main(argv: list[str]) -> int:
     """Run one load until it is ended from outside.
 
     Args:
-        argv: kind, duty ratio, period in seconds, niceness, processors (``0,1`` or empty), parent.
+        argv: kind, duty ratio, period in seconds, niceness, processors (``0,1`` or empty), parent,
+            and the command that does it instead, if any.
     """
-    kind, duty_ratio, period_s, nice, cpus, parent_pid = argv
+    kind, duty_ratio, period_s, nice, cpus, parent_pid, *command = argv
     # Inherited from a parent that ignores or blocks SIGTERM, we could only be killed.
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, signal.SIG_DFL)
     signal.pthread_sigmask(signal.SIG_SETMASK, [])
-    _end_with_parent(int(parent_pid))
     duty = float(duty_ratio)
     work: dict[str, Callable[[], None]] = {
         "cpu": lambda: _hog_cpu(duty),
@@ -132,11 +179,13 @@ def main(argv: list[str]) -> int:
     }
     try:
         _settle(int(nice), cpus)
+        run = _start_command(command) if command else work[kind]
     except (OSError, OverflowError, ValueError) as error:
         os.write(1, f"error: {error}\n".encode())
         return 2
+    _end_with_parent(int(parent_pid))
     os.write(1, b"ready\n")
-    work[kind]()
+    run()
     return 0
 
 

@@ -12,25 +12,36 @@ import logging
 import math
 import os
 import select
+import shutil
 import subprocess
 import sys
 import threading
 import time
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
-from typing import Self
+from typing import Literal, Self, get_args
 
 from edgewise.clock import Clock, MonotonicClock
 from edgewise.errors import ConfigError, EdgeError, nearest_names
 
-LOAD_KINDS = ("cpu", "memory", "periodic")
+Engine = Literal["auto", "builtin", "stress-ng"]
+
+LOAD_KINDS = ("cpu", "memory", "periodic", "map", "audio")
 PROC = Path("/proc")
 
 _log = logging.getLogger(__name__)
 _WORKER = Path(__file__).with_name("_load_worker.py")
 _START_TIMEOUT_S = 20.0
+# What kinds do, and how much of it: work, share of time, period in seconds.
+_WORK = {
+    "cpu": ("cpu", 1.0, 0.02),
+    "memory": ("memory", 1.0, 0.02),
+    "periodic": ("periodic", 1.0, 0.02),
+    "map": ("memory", 0.5, 0.02),
+    "audio": ("periodic", 0.1, 0.01),
+}
 
 _running: set[Load] = set()
 _registry_lock = threading.Lock()
@@ -40,20 +51,31 @@ class Load:
     """Processes that keep the machine busy in one way.
 
     ``cpu`` computes for a share of every 20 ms, ``memory`` copies within 64 MiB, ``periodic`` does
-    a fixed burst of work every period, as audio does. Starting waits until every worker is at
-    work. A load may be started again after it was stopped.
+    a fixed burst of work every period. ``map`` and ``audio`` stand for the co-runners of that name
+    in UniExit (section 7), whose parameters it does not give; ours are ``memory`` for half of the
+    time, and ``periodic`` every 10 ms for a tenth of it, as for 480 samples at 48 kHz. Starting
+    waits until every worker is at work. A load may be started again after it was stopped.
 
     Args:
-        kind: One of ``cpu``, ``memory``, ``periodic``.
-        duty_ratio: Share of time each worker is busy, in (0, 1].
+        kind: One of ``cpu``, ``memory``, ``periodic``, ``map``, ``audio``.
+        duty_ratio: Share of time each worker is busy, in (0, 1]; the kind's own by default, which
+            is all the time for the first three.
         processes: How many workers.
         nice: Niceness of each worker; below zero needs a privilege.
         cpus: CPU numbers the workers may run on; ``None`` leaves them those of this process.
-        period_s: Time from burst to burst of ``periodic``, seconds.
+        period_s: Time from burst to burst of ``periodic`` and ``audio``, seconds; the kind's own by
+            default: 20 ms and 10 ms.
         grace_s: How long a worker may take to end before it is killed, seconds.
+        engine: Who does the work: ``"stress-ng"``, ``"builtin"``, or ``"auto"``, which is stress-ng
+            where it is installed and knows the load: ``cpu`` (``--cpu-load``) and ``memory`` all
+            the time (``--stream``).
+
+    Attributes:
+        engine: ``"stress-ng"`` or ``"builtin"``.
 
     Raises:
-        ConfigError: An argument is out of its range, or the kind is unknown.
+        ConfigError: An argument is out of its range, the kind is unknown, or stress-ng was asked
+            for and is not installed or does not know the load.
 
     Example:
         >>> with Load("cpu", duty_ratio=0.1) as load:
@@ -67,17 +89,21 @@ class Load:
         self,
         kind: str,
         *,
-        duty_ratio: float = 1.0,
+        duty_ratio: float | None = None,
         processes: int = 1,
         nice: int = 0,
         cpus: Collection[int] | None = None,
-        period_s: float = 0.02,
+        period_s: float | None = None,
         grace_s: float = 1.0,
+        engine: Engine = "auto",
     ) -> None:
         if kind not in LOAD_KINDS:
             raise ConfigError(
                 f"unknown kind of load {kind!r}", help=nearest_names(str(kind), LOAD_KINDS)
             )
+        self._work, own_ratio, own_period_s = _WORK[kind]
+        duty_ratio = own_ratio if duty_ratio is None else duty_ratio
+        period_s = own_period_s if period_s is None else period_s
         if not 0.0 < duty_ratio <= 1.0:
             raise ConfigError(f"expected a duty ratio above 0 and up to 1, found {duty_ratio!r}")
         if processes < 1:
@@ -89,6 +115,7 @@ class Load:
         for name, value in (("period_s", period_s), ("grace_s", grace_s)):
             if not (math.isfinite(value) and value > 0):
                 raise ConfigError(f"expected {name} to be a finite time above zero, found {value}")
+        self.engine, self._program = _choose_engine(engine, self._work, kind, duty_ratio)
         self.kind = kind
         self.duty_ratio = duty_ratio
         self.processes = processes
@@ -98,6 +125,7 @@ class Load:
         self.grace_s = grace_s
         self._workers: list[subprocess.Popen[bytes]] = []
         self._spent_s: float | None = None
+        self._problem = ""
         self._owner_pid = 0
         self._lock = threading.RLock()
 
@@ -105,7 +133,8 @@ class Load:
     def label(self) -> str:
         """What a person reads on a chart, for example ``"2 × cpu at 50 %"``."""
         count = f"{self.processes} × " if self.processes > 1 else ""
-        share = f" at {self.duty_ratio:.0%}".replace("%", " %") if self.duty_ratio < 1 else ""
+        is_own = self.duty_ratio == _WORK[self.kind][1]
+        share = "" if is_own else f" at {self.duty_ratio:.0%}".replace("%", " %")
         return f"{count}{self.kind}{share}"
 
     @property
@@ -118,6 +147,18 @@ class Load:
         """Whether the load was started and every worker is still alive."""
         with self._lock:
             return bool(self._workers) and all(w.poll() is None for w in self._workers)
+
+    @property
+    def problem(self) -> str:
+        """How a worker of this start, or of the last one, ended by itself; empty if none did."""
+        with self._lock:
+            codes = [code for w in self._workers if (code := w.poll()) is not None]
+            if codes:
+                self._problem = (
+                    f"{len(codes)} of {self.processes} load processes ended by themselves, with"
+                    f" code {', '.join(map(str, codes))}"
+                )
+            return self._problem
 
     @property
     def cpu_time_s(self) -> float | None:
@@ -139,6 +180,7 @@ class Load:
             if self._workers:
                 raise ConfigError(f"the load {self.label!r} runs already", help="stop it first")
             self._owner_pid = os.getpid()
+            self._problem = ""
             with _registry_lock:
                 _running.add(self)
             try:
@@ -158,6 +200,8 @@ class Load:
             if not workers or self._owner_pid != os.getpid():
                 return  # a forked copy of this object does not own the workers
             self._spent_s = _cpu_time_s(self.pids)
+            if self.problem:
+                _log.warning("load %s: %s", self.label, self.problem)
             try:
                 for worker in workers:
                     worker.terminate()
@@ -193,10 +237,11 @@ class Load:
 
     def _spawn(self) -> subprocess.Popen[bytes]:
         command = [
-            *(sys.executable, "-I", "-S", str(_WORKER), self.kind),
+            *(sys.executable, "-I", "-S", str(_WORKER), self._work),
             *(repr(self.duty_ratio), repr(self.period_s), str(self.nice)),
             ",".join(map(str, self.cpus or ())),
             str(os.getpid()),
+            *self._program,
         ]
         try:
             # Standard input is the life line: it closes with this process, however that ends.
@@ -240,11 +285,13 @@ class PlayedLoad:
         start_s: All its workers were at work, seconds since the schedule's start.
         stop_s: All its workers had ended, seconds since the schedule's start.
         label: What the load was.
+        problem: How it ended by itself before it was stopped; empty where it did not.
     """
 
     start_s: float
     stop_s: float
     label: str
+    problem: str = ""
 
 
 class LoadSchedule:
@@ -256,6 +303,7 @@ class LoadSchedule:
         entries: (start, stop, load): seconds since the schedule's start. The spans of one load
             must not overlap.
         clock: What ``played`` is stamped with; it must move with real time.
+        on_start: Called with each load when all its workers are at work, on the schedule's thread.
 
     Raises:
         ConfigError: A span is empty, negative or not finite, or overlaps one of the same load.
@@ -268,7 +316,11 @@ class LoadSchedule:
     """
 
     def __init__(
-        self, entries: Sequence[tuple[float, float, Load]], *, clock: Clock | None = None
+        self,
+        entries: Sequence[tuple[float, float, Load]],
+        *,
+        clock: Clock | None = None,
+        on_start: Callable[[Load], object] | None = None,
     ) -> None:
         last_stop_s: dict[int, float] = {}
         for start_s, stop_s, load in sorted(entries, key=lambda e: e[0]):
@@ -285,6 +337,7 @@ class LoadSchedule:
             last_stop_s[id(load)] = stop_s
         self.entries = tuple(entries)
         self._clock: Clock = MonotonicClock() if clock is None else clock
+        self._on_start = on_start
         self._end = threading.Event()
         self._thread: threading.Thread | None = None
         self._origin_s = 0.0
@@ -362,6 +415,8 @@ class LoadSchedule:
                 if is_start:
                     load.start()
                     began_s[load] = self._since_start_s()
+                    if self._on_start is not None:
+                        self._on_start(load)
                 else:
                     self._finish(load, began_s)
         except BaseException as error:  # noqa: BLE001 - handed to the thread that calls stop()
@@ -373,7 +428,12 @@ class LoadSchedule:
     def _finish(self, load: Load, began_s: dict[Load, float]) -> None:
         load.stop()
         self._played.append(
-            PlayedLoad(start_s=began_s.pop(load), stop_s=self._since_start_s(), label=load.label)
+            PlayedLoad(
+                start_s=began_s.pop(load),
+                stop_s=self._since_start_s(),
+                label=load.label,
+                problem=load.problem,
+            )
         )
 
     def _since_start_s(self) -> float:
@@ -391,6 +451,49 @@ def stop_all_loads() -> None:
 atexit.register(stop_all_loads)
 
 
+def _choose_engine(
+    engine: Engine, work: str, kind: str, duty_ratio: float
+) -> tuple[str, tuple[str, ...]]:
+    """Who does the work, and the command where it is stress-ng.
+
+    Source:
+        stress-ng(1): --cpu-load in percent, --cpu-load-slice in milliseconds busy per turn,
+        --stream copies within several buffers of --stream-l3-size.
+    """
+    if engine not in get_args(Engine):
+        raise ConfigError(
+            f"unknown engine of loads {engine!r}",
+            help=nearest_names(str(engine), get_args(Engine)),
+        )
+    options: tuple[str, ...] = ()
+    if work == "cpu":
+        busy_ms = max(1, round(20 * duty_ratio))
+        load = ("--cpu-load", str(max(1, round(100 * duty_ratio))))
+        options = ("--cpu", "1", *load, "--cpu-load-slice", str(busy_ms))
+    elif work == "memory" and duty_ratio >= 1.0:
+        options = ("--stream", "1", "--stream-l3-size", "16m")
+    found = shutil.which("stress-ng") if options and engine != "builtin" else None
+    if found is not None:
+        return "stress-ng", (found, "--quiet", "--timeout", "0", *options)
+    if engine == "stress-ng":
+        raise ConfigError(
+            "stress-ng is not installed"
+            if options
+            else f"stress-ng has no load like {kind!r} at {duty_ratio:.0%} of the time",
+            help="engine='builtin', or install stress-ng" if options else "engine='builtin'",
+        )
+    return "builtin", ()
+
+
+def process_family(pid: int, root: Path) -> list[int]:
+    """A process and all it has started."""
+    try:
+        children = (root / str(pid) / "task" / str(pid) / "children").read_text().split()
+    except OSError:
+        children = []
+    return [pid, *(each for child in children for each in process_family(int(child), root))]
+
+
 def _cpu_time_s(pids: Sequence[int], *, root: Path = PROC) -> float | None:
     """Processor time of some processes, seconds; ``None`` where the kernel has no such file.
 
@@ -398,9 +501,9 @@ def _cpu_time_s(pids: Sequence[int], *, root: Path = PROC) -> float | None:
         proc(5): fields 14 (utime) and 15 (stime) of /proc/PID/stat, in clock ticks.
     """
     ticks = 0
-    for pid in pids:
+    for each in [member for pid in pids for member in process_family(pid, root)]:
         try:
-            stat = (root / str(pid) / "stat").read_text()
+            stat = (root / str(each) / "stat").read_text()
         except OSError:
             return None
         fields = stat.rpartition(")")[2].split()  # the name before it may hold spaces
