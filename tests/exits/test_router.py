@@ -329,7 +329,7 @@ def test_a_repriced_way_needs_what_the_new_costs_add_up_to(
         assert ways
         for need_s, target in ways:
             assert need_s == pytest.approx(now.remaining_s(position, target - 1))
-    assert table.unit_costs_s["head:0"] == now.head_s[0]
+    assert table.unit_costs.seconds["head:0"] == now.head_s[0]
 
 
 def test_a_fused_run_is_repriced_in_proportion_to_its_stages() -> None:
@@ -340,11 +340,11 @@ def test_a_fused_run_is_repriced_in_proportion_to_its_stages() -> None:
     publisher.reprice(state_costs(slower))
     table = publisher.publish(HorizonMargins([1.0]))
     # Two stages went from 4 s to 12 s, so the run of 3 s takes 9 s; a head of 2 s follows it.
-    assert table.unit_costs_s["segment:0-2"] == pytest.approx(9.0)
+    assert table.unit_costs.seconds["segment:0-2"] == pytest.approx(9.0)
     ((need_s, stop),) = table.steps[0]
     assert need_s == pytest.approx(11.0)
     assert stop == 2
-    assert table.unit_costs_s["segment:0-1"] == 4.0
+    assert table.unit_costs.seconds["segment:0-1"] == 4.0
 
 
 def test_costs_of_another_model_are_refused() -> None:

@@ -178,3 +178,78 @@ def test_the_margin_covers_the_share_of_the_future_that_it_names(
             margins.add(1.0, each)
 
     assert np.mean(covered) == pytest.approx(0.9, abs=tolerance)
+
+
+# Requests of units: share of the network, observed seconds, the network's prediction then.
+aging_requests = st.lists(
+    st.lists(
+        st.tuples(st.integers(1, 6), st.integers(0, 40), st.sampled_from([0.5, 1.0, 2.0, 4.0])),
+        min_size=1,
+        max_size=6,
+    ),
+    min_size=1,
+    max_size=8,
+)
+
+
+def naive_aging_ratios(
+    requests: Sequence[Sequence[tuple[int, int, float]]], horizon: float, level: float
+) -> tuple[float, float, float]:
+    """By the definition: each start, its prediction within its request, later ones at theirs."""
+    units = [(r, *unit) for r, request in enumerate(requests) for unit in request]
+    first = {r: request[0][2] for r, request in enumerate(requests)}
+    ratios, longest = [], None
+    for start, (own, _, _, whole) in enumerate(units):
+        work = spent = 0.0
+        for request, share, observed, _ in units[start:]:
+            work += share * (whole if request == own else first[request])
+            spent += observed
+            if work >= horizon:
+                ratios.append(spent / work)
+                break
+        if start == 0:
+            longest = spent / work
+    if not ratios:
+        assert longest is not None
+        ratios = [longest]
+    ratios.sort()
+    upper = ratios[min(len(ratios), math.ceil((len(ratios) + 1) * level)) - 1]
+    return ratios[len(ratios) // 2], upper, ratios[-1]
+
+
+@settings(deadline=None)
+@given(requests=aging_requests, level=st.sampled_from([0.5, 0.9, 0.98]))
+def test_a_window_is_judged_by_the_prediction_at_its_start(
+    requests: Sequence[Sequence[tuple[int, int, float]]], level: float
+) -> None:
+    horizons = [1.0, 3.0, 10.0]
+    margins = HorizonMargins(horizons, level=level)
+    for request in requests:
+        margins.begin_group()
+        for share, observed_s, whole_s in request:
+            margins.add(share * whole_s, observed_s, whole_s=whole_s)
+    wholes = {whole for request in requests for _, _, whole in request}
+    if len(wholes) == 1:
+        return  # one prediction for all: the other tests' case
+    found = np.array(margins.ratios())
+    for h, horizon in enumerate(horizons):
+        assert found[:, h] == pytest.approx(naive_aging_ratios(requests, horizon, level))
+
+
+def test_a_prediction_that_grows_old_makes_longer_work_harder_to_foresee() -> None:
+    margins = HorizonMargins([1.0, 4.0], level=0.9)
+    for _ in range(20):
+        margins.begin_group()
+        for k in range(4):  # each stage is predicted rightly when it begins; the device slows down
+            margins.add(1.0 + 0.1 * k, 1.0 + 0.1 * k, whole_s=4.0 + 0.4 * k)
+    _, upper, _ = margins.ratios()
+    assert upper[0] == pytest.approx(1.0)
+    assert upper[1] == pytest.approx((1.0 + 1.1 + 1.2 + 1.3) / 4)
+
+
+def test_only_windows_that_start_where_asked_count() -> None:
+    margins = HorizonMargins([1.0], level=0.9)
+    for _ in range(20):
+        margins.add(1.0, 3.0, starts=False)
+        margins.add(1.0, 2.0)
+    assert [r[0] for r in margins.ratios()] == pytest.approx([2.0, 2.0, 2.0])

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
-
 import numpy as np
 import numpy.typing as npt
 import pytest
@@ -100,14 +98,14 @@ def test_a_state_that_cannot_be_priced_leaves_the_last_costs_in_force(
     assert len(listener.told) == 2
 
 
-def test_a_request_keeps_the_prediction_it_began_with() -> None:
+def test_costs_that_were_handed_out_are_never_changed() -> None:
     policy = make_policy(
         "edgewise",
         PolicyInputs(costs=COSTS, segments=frozenset({(k, k + 1) for k in range(3)})),
     )
     repricer = Repricer(ByClock(), [policy])
     repricer.on_state(state(0.0, 0.5))
-    began: Mapping[str, float] = policy.unit_costs_s()
+    began = policy.unit_costs()
     repricer.on_state(state(1.0, 1.0))
-    assert began["head:0"] == 1.0
-    assert policy.unit_costs_s()["head:0"] == 0.5
+    assert began.seconds["head:0"] == 1.0
+    assert policy.unit_costs().seconds["head:0"] == 0.5

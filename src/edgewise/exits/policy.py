@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib
 import pkgutil
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -15,7 +15,7 @@ import numpy.typing as npt
 from edgewise.errors import ConfigError, nearest_names
 from edgewise.model import StagedModel, Validation
 from edgewise.predict import CostTable
-from edgewise.predict.state_costs import StateCosts
+from edgewise.predict.state_costs import STATIC, Regime, StateCosts, UnitCosts
 
 Float32 = npt.NDArray[np.float32]
 
@@ -24,8 +24,6 @@ ANSWER = -1  # run the head here and return what it says
 LATE = -2  # the same, though even this head is predicted to miss the deadline
 LOOK = -3  # run the head here and ask `accept` whether its answer will do
 REJECT = -4  # do not start: the budget cannot be met
-
-_NO_COSTS: Mapping[str, float] = {}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -91,14 +89,19 @@ class Step:
 
     Attributes:
         unit: ``"segment:0-4"`` or ``"head:3"``.
-        predicted_s: What was predicted when the request began, seconds: the static median, or the
-            median in that state of the device.
+        predicted_s: What was predicted when it began, seconds: the static median, or the median in
+            that state of the device.
         observed_s: What it took, decision included, seconds.
+        whole_s: What the whole network was predicted to take then, to compare predictions of
+            different states by; the same for all steps where costs are static.
+        regime: In which it was predicted.
     """
 
     unit: str
     predicted_s: float
     observed_s: float
+    whole_s: float = 1.0
+    regime: Regime = "steady"
 
 
 class Policy(ABC):
@@ -152,12 +155,9 @@ class Policy(ABC):
             costs: Predicted medians, which replace the static ones until the next call.
         """
 
-    def unit_costs_s(self) -> Mapping[str, float]:
-        """What units are predicted to take in the present state, by name, seconds.
-
-        A unit that is not in it takes its static median. The mapping is never changed afterwards.
-        """
-        return _NO_COSTS
+    def unit_costs(self) -> UnitCosts:
+        """What units are predicted to take in the present state."""
+        return STATIC
 
     def feasible(self, left_s: float) -> bool | None:  # noqa: ARG002
         """Whether any exit is predicted to fit a time left at the start; ``None``: no opinion."""

@@ -8,8 +8,8 @@ quantile of what that way costs.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
@@ -17,7 +17,7 @@ import numpy.typing as npt
 from edgewise.errors import ProfileError
 from edgewise.exits.policy import ANSWER, LATE, PolicyInputs
 from edgewise.predict import CostTable, HorizonMargins
-from edgewise.predict.state_costs import StateCosts
+from edgewise.predict.state_costs import STATIC, StateCosts, UnitCosts
 
 Float64 = npt.NDArray[np.float64]
 
@@ -36,14 +36,13 @@ class RouterTable:
         steps: For each position, ``(need_s, stop)`` of each compiled run from here, longest first:
             seconds it needs even under the worst disturbance lately seen, head at its end included.
         ratio: Median of observed over predicted, lately.
-        unit_costs_s: What each unit is predicted to take in the device's present state, by name;
-            empty while static medians are all that is known.
+        unit_costs: What each unit is predicted to take in the device's present state.
     """
 
     ways: tuple[tuple[tuple[float, int], ...], ...]
     steps: tuple[tuple[tuple[float, int], ...], ...]
     ratio: float = 1.0
-    unit_costs_s: Mapping[str, float] = field(default_factory=dict)
+    unit_costs: UnitCosts = STATIC
 
     def decide(self, position: int, left_s: float) -> int:
         """Say where to run to, or that the answer is due here.
@@ -116,7 +115,7 @@ class Publisher:
         self._way_to = np.array([k for _, k in self._ways])
         self._run_from = np.array([i for i, _ in self._runs], dtype=int)
         self._run_to = np.array([j for _, j in self._runs], dtype=int)
-        self._unit_costs_s: Mapping[str, float] = {}
+        self._unit_costs = STATIC
         self._affordable = np.ones(len(ways_s), dtype=bool)
         # One array for one interpolation: ways to an answer, heads alone, fused runs.
         self._take_amounts(np.array([*ways_s, *costs.head_s, *runs_s]))
@@ -152,9 +151,11 @@ class Publisher:
         self._take_amounts(np.concatenate((ways_s, costs.head_s, runs_s)))
         runs = dict(zip(self._runs, runs_s.tolist(), strict=True))
         stages, heads = costs.stage_s.tolist(), costs.head_s.tolist()
-        self._unit_costs_s = {
+        seconds = {
             f"segment:{i}-{j}": runs[i, j] if j - i > 1 else stages[i] for i, j in self._segments
         } | {f"head:{k}": s for k, s in enumerate(heads)}
+        whole_s = float(total[-1] + costs.head_s[-1])
+        self._unit_costs = UnitCosts(seconds=seconds, whole_s=whole_s, regime=costs.regime)
         if self._energy_budget_j is not None and costs.stage_j is not None:
             assert costs.head_j is not None  # noqa: S101 - energy comes for both or for none
             # Stages run in order, so what an exit needs does not depend on the way to it.
@@ -186,7 +187,7 @@ class Publisher:
             ways=tuple(tuple(row) for row in ways),
             steps=tuple(tuple(row) for row in steps),
             ratio=float(median[-1]),
-            unit_costs_s=self._unit_costs_s,
+            unit_costs=self._unit_costs,
         )
 
     def _nearest(self, way: int) -> int:

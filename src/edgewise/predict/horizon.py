@@ -63,9 +63,9 @@ class HorizonMargins:
             )
         self.level = level
         self._size = size
-        # Twice the window: written once per unit, moved back once per window.
-        self._predicted = np.zeros(2 * size)
-        self._observed = np.zeros(2 * size)
+        # Twice the window: written once per unit, moved back once per window. Rows: share of the
+        # network's prediction, observed seconds, the network's prediction, whether windows start.
+        self._rows = np.zeros((4, 2 * size))
         self._stop = 0
         self._added = 0
         # How many units had been added when each remembered request began.
@@ -75,17 +75,25 @@ class HorizonMargins:
         """How many units the window holds now."""
         return min(self._size, self._added - self._begins[0])
 
-    def add(self, predicted_s: float, observed_s: float) -> None:
-        """Append one unit; one without a finite ratio is ignored."""
+    def add(
+        self, predicted_s: float, observed_s: float, *, whole_s: float = 1.0, starts: bool = True
+    ) -> None:
+        """Append one unit; one without a finite ratio is ignored.
+
+        Args:
+            predicted_s: When it began, seconds.
+            observed_s: What it took.
+            whole_s: What the whole network was predicted to take when it began. Where this changes,
+                a window is judged by the prediction at its start, carried on as shares of the
+                whole: what the device does meanwhile is part of the ratio.
+            starts: Whether windows that start here count.
+        """
         if not (0.0 < predicted_s < math.inf and 0.0 <= observed_s < math.inf):
             return
-        if self._stop == len(self._predicted):
-            keep = self._size
-            self._predicted[:keep] = self._predicted[keep:]
-            self._observed[:keep] = self._observed[keep:]
-            self._stop = keep
-        self._predicted[self._stop] = predicted_s
-        self._observed[self._stop] = observed_s
+        if self._stop == self._rows.shape[1]:
+            self._rows[:, : self._size] = self._rows[:, self._size :]
+            self._stop = self._size
+        self._rows[:, self._stop] = predicted_s / whole_s, observed_s, whole_s, starts
         self._stop += 1
         self._added += 1
 
@@ -99,33 +107,72 @@ class HorizonMargins:
 
         Returns:
             Three arrays [H]. All ones where the window is empty. Upper ratios never fall below the
-            median ones, and never rise with the horizon: a longer piece of work cannot be
-            relatively harder to foresee than its parts.
+            median ones. While one prediction holds they never rise with the horizon: a longer piece
+            of work cannot be relatively harder to foresee than its parts. A prediction that grows
+            old on the way can.
         """
         count = len(self)
         if count == 0:
             ones = np.ones(len(self.horizons_s))
             return ones, ones, ones
-        ratio, inside = self._windows(count)
+        rows = self._rows[:, self._stop - count : self._stop]
+        whole_s, starts = rows[2], rows[3] > 0
+        one_prediction = bool((whole_s == whole_s[0]).all())
+        ratio, inside = self._windows(rows) if one_prediction else self._aging_windows(rows)
+        if not starts.all() and starts.any():
+            ratio, inside = ratio[:, starts], inside[:, starts]
         median, upper, worst = _quantiles(ratio, inside, self.level)
-        # The longest horizon first: shorter ones are at least as uncertain.
-        upper = np.maximum.accumulate(upper[::-1])[::-1]
-        worst = np.maximum.accumulate(worst[::-1])[::-1]
+        if one_prediction:
+            # The longest horizon first: shorter ones are at least as uncertain.
+            upper = np.maximum.accumulate(upper[::-1])[::-1]
+            worst = np.maximum.accumulate(worst[::-1])[::-1]
         return median, upper, worst
 
-    def _windows(self, count: int) -> tuple[Float64, npt.NDArray[np.bool_]]:
+    def _windows(self, rows: Float64) -> tuple[Float64, npt.NDArray[np.bool_]]:
         """Ratio of the window that starts at each unit, and whether the units fill it: [H, N]."""
-        units = slice(self._stop - count, self._stop)
-        work = np.zeros(count + 1)
-        spent = np.zeros(count + 1)
-        np.cumsum(self._predicted[units], out=work[1:])
-        np.cumsum(self._observed[units], out=spent[1:])
+        count = rows.shape[1]
+        work, spent = _sums(rows[0] * rows[2]), _sums(rows[1])
         stops = np.searchsorted(work, work[:-1] + self.horizons_s[:, None] * (1 - 1e-9))
         # A horizon that vanishes beside the sums before it still takes one unit.
         stops = np.maximum(stops, np.arange(1, count + 1))
         inside = stops <= count
         stops = np.minimum(stops, count)
         return (spent[stops] - spent[:-1]) / (work[stops] - work[:-1]), inside
+
+    def _aging_windows(self, rows: Float64) -> tuple[Float64, npt.NDArray[np.bool_]]:
+        """The same where predictions change from unit to unit.
+
+        Within its request a window is judged by the prediction at its start; where it runs on into
+        later requests, by those at their starts, since a decision looks no further than its own.
+        """
+        count = rows.shape[1]
+        share, spent, whole_s = _sums(rows[0]), _sums(rows[1]), rows[2]
+        begins = np.array(self._begins) - (self._added - count)
+        begins = begins[(begins >= 0) & (begins < count)]
+        if not begins.size or begins[0] != 0:
+            begins = np.concatenate(([0], begins))
+        request = np.searchsorted(begins, np.arange(count), side="right") - 1
+        ends = np.append(begins[1:], count)[request]  # [N], where each unit's request ends
+        later = _sums(rows[0] * whole_s[begins[request]])
+        inner_s = whole_s * (share[ends] - share[:-1])
+        wanted_s = self.horizons_s[:, None] * (1 - 1e-9)  # [H, 1]
+        near = np.searchsorted(share, share[:-1] + wanted_s / whole_s)
+        far = np.searchsorted(later, later[ends] + wanted_s - inner_s)
+        stops = np.where(wanted_s <= inner_s, near, far)
+        stops = np.maximum(stops, np.arange(1, count + 1))
+        inside = stops <= count
+        stops = np.minimum(stops, count)
+        work_s = np.where(
+            stops <= ends,
+            whole_s * (share[stops] - share[:-1]),
+            inner_s + later[stops] - later[ends],
+        )
+        return (spent[stops] - spent[:-1]) / work_s, inside
+
+
+def _sums(values: Float64) -> Float64:
+    """[N + 1], what has come before each unit, and all of it."""
+    return np.concatenate(([0.0], np.cumsum(values)))
 
 
 def _quantiles(

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import Literal
 
 import numpy as np
@@ -12,6 +13,26 @@ Float64 = npt.NDArray[np.float64]
 
 Regime = Literal["steady", "slower", "faster"]
 REGIMES: tuple[Regime, ...] = ("steady", "slower", "faster")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class UnitCosts:
+    """What runtimes look up while a request runs: predictions of single units by name.
+
+    Attributes:
+        seconds: By name; a unit that is not in it takes its static median. Never changed.
+        whole_s: What the whole network is predicted to take, in any unit that does not change
+            meanwhile: by it, predictions made in different states are compared.
+        regime: In which they were predicted.
+    """
+
+    seconds: Mapping[str, float] = field(default_factory=dict)
+    whole_s: float = 1.0
+    regime: Regime = "steady"
+
+
+STATIC = UnitCosts()
+"""Where only static medians are known."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)

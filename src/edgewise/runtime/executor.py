@@ -8,6 +8,7 @@ import numpy as np
 import numpy.typing as npt
 
 from edgewise.exits import LOOK, REJECT
+from edgewise.predict.state_costs import STATIC, UnitCosts
 from edgewise.runtime.request import Request
 
 if TYPE_CHECKING:
@@ -78,13 +79,13 @@ def _hindsight(
     """Time the other heads too and take the best exit the request could have had."""
     policy: Oracle = setting.policy  # type: ignore[assignment]  # only it looks back
     *stages, last_head = request.ran
-    ends_s = request.start_s + np.cumsum([spent_s for _, _, spent_s in stages])
+    ends_s = request.start_s + np.cumsum([spent_s for _, _, spent_s, _ in stages])
     answers: list[Float32] = []
-    heads: list[tuple[str, float, float]] = []
+    heads: list[tuple[str, float, float, UnitCosts]] = []
     for k in range(len(stages) - 1):
         before_s = setting.clock.now_s()
         answers.append(context.run_head(k)[0])
-        heads.append((*setting.heads[k], setting.clock.now_s() - before_s))
+        heads.append((*setting.heads[k], setting.clock.now_s() - before_s, STATIC))
     answers.append(last_logits)
     heads.append(last_head)
     at_s = [float(end_s) + head[2] for end_s, head in zip(ends_s, heads, strict=True)]

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from edgewise.device.state import StateSource
     from edgewise.exits import Policy
     from edgewise.predict import CostTable
+    from edgewise.predict.state_costs import UnitCosts
 
 Float32 = npt.NDArray[np.float32]
 Unit = tuple[str, float]
@@ -89,10 +90,9 @@ class Request:
         arrival_s: On the session's clock.
         start_s: When its first decision was taken.
         feasible: What the policy predicted then.
-        predicted: What units were predicted to take when it began, where that is not their static
-            median. A state that changes meanwhile is part of what margins have to cover.
+        costs: What units were predicted to take when the one that runs now began.
         mark_s: Until when its time is accounted for.
-        ran: Unit, predicted and observed seconds, in order.
+        ran: Unit, predicted and observed seconds, and the costs it was predicted by, in order.
     """
 
     policy: Policy
@@ -100,13 +100,13 @@ class Request:
     arrival_s: float
     start_s: float
     feasible: bool | None
-    predicted: Mapping[str, float] = field(init=False)
+    costs: UnitCosts = field(init=False)
     mark_s: float = field(init=False)
-    ran: list[tuple[str, float, float]] = field(default_factory=list)
+    ran: list[tuple[str, float, float, UnitCosts]] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         self.mark_s = self.start_s
-        self.predicted = self.policy.unit_costs_s()
+        self.costs = self.policy.unit_costs()
 
     def add(self, unit: Unit, now_s: float, *, factor: float = 1.0) -> None:
         """Account for a unit that ended now.
@@ -117,13 +117,17 @@ class Request:
             factor: Its cost for a batch relative to one sample.
         """
         name, static_s = unit
-        predicted_s = self.predicted.get(name, static_s) * factor
-        self.ran.append((name, predicted_s, now_s - self.mark_s))
+        predicted_s = self.costs.seconds.get(name, static_s) * factor
+        self.ran.append((name, predicted_s, now_s - self.mark_s, self.costs))
         self.mark_s = now_s
+        self.costs = self.policy.unit_costs()  # for the next unit
 
     def steps(self) -> tuple[Step, ...]:
         """What ran, as records."""
-        return tuple(Step(unit=u, predicted_s=p, observed_s=o) for u, p, o in self.ran)
+        return tuple(
+            Step(unit=u, predicted_s=p, observed_s=o, whole_s=c.whole_s, regime=c.regime)
+            for u, p, o, c in self.ran
+        )
 
     def answered(self, setting: Setting, logits: Float32, exit_index: int, action: int) -> Answer:
         """Put the answer together.
@@ -161,7 +165,7 @@ class Request:
             budget_s=self.budget_s,
             wait_s=self.start_s - self.arrival_s,
             observed_s=observed_s,
-            predicted_s=policy.expected_s(sum(p for _, p, _ in self.ran)),
+            predicted_s=policy.expected_s(sum(p for _, p, _, _ in self.ran)),
             reason=reason,
             policy=policy.name,
             backend=setting.program.backend,

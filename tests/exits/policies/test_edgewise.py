@@ -20,9 +20,12 @@ def router(costs: CostTable = COSTS, **options: object) -> Edgewise:
     return policy
 
 
-def request(ratio: float) -> tuple[Step, ...]:
+def request(ratio: float, regime: Regime = "steady") -> tuple[Step, ...]:
     """What ran on a machine that is that much slower than its profile."""
-    return tuple(Step(unit=f"segment:{k}", predicted_s=1.0, observed_s=ratio) for k in range(4))
+    return tuple(
+        Step(unit=f"segment:{k}", predicted_s=1.0, observed_s=ratio, regime=regime)
+        for k in range(4)
+    )
 
 
 def depth(policy: Edgewise, budget_s: float) -> int:
@@ -160,7 +163,7 @@ def test_a_state_in_which_all_is_slower_ends_requests_earlier_at_once() -> None:
     policy = router()
     assert depth(policy, 4.6) == 4
     policy.reprice(priced(2.0))
-    assert policy.unit_costs_s()["head:0"] == 1.0
+    assert policy.unit_costs().seconds["head:0"] == 1.0
     # Two stages and a head are 5 s by prediction, though here they really took their medians.
     assert policy.decide(0, 0.0, 0.0, 3.1) == 1
     assert policy.decide(1, 1.0, 0.0, 3.1) == ANSWER
@@ -172,7 +175,7 @@ def test_each_regime_has_margins_of_its_own() -> None:
     policy = router(window=64)
     policy.reprice(priced(1.0, "slower"))
     for _ in range(16):
-        policy.observe(request(2.0), met=True, feasible=True)
+        policy.observe(request(2.0, "slower"), met=True, feasible=True)
     assert depth(policy, 5.0) == 2
     policy.reprice(priced(1.0, "steady"))
     assert depth(policy, 5.0) == 4
@@ -196,4 +199,4 @@ def test_saving_energy_reprices_with_its_router() -> None:
     )
     policy = make_policy("edgewise", inputs, save="energy")
     policy.reprice(priced(2.0))
-    assert policy.unit_costs_s()["segment:0-1"] == 2.0
+    assert policy.unit_costs().seconds["segment:0-1"] == 2.0

@@ -130,15 +130,15 @@ def test_it_says_why() -> None:
 
 def test_static_costs_serve_until_a_state_is_priced() -> None:
     policy = uniexit(margin="none")
-    assert policy.unit_costs_s() == {}
+    assert policy.unit_costs().seconds == {}
     assert policy.decide(1, 0.0, 0.0, 1.5) == 2
 
     policy.reprice(priced(2.0, 0.75))
     assert policy.decide(1, 0.0, 0.0, 2.74) == ANSWER
     assert policy.decide(1, 0.0, 0.0, 2.75) == 2
     assert policy.decide(1, 0.0, 0.0, 0.74) == LATE
-    assert policy.unit_costs_s()["segment:2-3"] == 2.0
-    assert policy.unit_costs_s()["head:3"] == 0.75
+    assert policy.unit_costs().seconds["segment:2-3"] == 2.0
+    assert policy.unit_costs().seconds["head:3"] == 0.75
 
 
 def test_costs_of_another_model_are_refused() -> None:
@@ -245,8 +245,8 @@ def test_conformal_bounds_start_at_the_base_and_are_learnt_per_regime() -> None:
     assert [policy.decide(1, 0.0, 0.0, s) for s in (2.24, 2.26)] == [ANSWER, 2]
 
     policy.reprice(priced(regime="slower"))
-    steps = [Step(unit="segment:1-2", predicted_s=1.0, observed_s=1.2)] * 19
-    steps += [Step(unit="head:1", predicted_s=0.5, observed_s=1.0)] * 19
+    steps = [Step(unit="segment:1-2", predicted_s=1.0, observed_s=1.2, regime="slower")] * 19
+    steps += [Step(unit="head:1", predicted_s=0.5, observed_s=1.0, regime="slower")] * 19
     policy.begin().observe(steps, met=True)
     need_s = 1.2 * 1.0 + 2.0 * 0.5
     assert [policy.decide(1, 0.0, 0.0, need_s + d) for d in (-1e-6, 1e-6)] == [ANSWER, 2]
@@ -255,12 +255,11 @@ def test_conformal_bounds_start_at_the_base_and_are_learnt_per_regime() -> None:
     assert [policy.decide(1, 0.0, 0.0, s) for s in (2.24, 2.26)] == [ANSWER, 2]
 
 
-def test_a_residual_belongs_to_the_regime_its_request_began_in() -> None:
+def test_a_residual_belongs_to_the_regime_it_was_predicted_in() -> None:
     policy = uniexit(margin="conformal")
-    policy.reprice(priced(regime="slower"))
-    request = policy.begin()
+    step = Step(unit="segment:1-2", predicted_s=1.0, observed_s=3.0, regime="slower")
     policy.reprice(priced(regime="faster"))
-    request.observe([Step(unit="segment:1-2", predicted_s=1.0, observed_s=3.0)] * 19, met=True)
+    policy.observe([step] * 19, met=True)
 
     assert policy.decide(1, 0.0, 0.0, 1.6) == 2
     policy.reprice(priced(regime="slower"))

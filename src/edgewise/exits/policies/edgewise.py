@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import math
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Literal, get_args
 
 from edgewise.errors import ConfigError, nearest_names
 from edgewise.exits.policy import LATE, REJECT, Policy, PolicyInputs, Step
 from edgewise.exits.router import Publisher, RouterTable, default_horizons_s, seed_margins
 from edgewise.predict import HorizonMargins
-from edgewise.predict.state_costs import REGIMES, StateCosts
+from edgewise.predict.state_costs import REGIMES, StateCosts, UnitCosts
 
 OnInfeasible = Literal["run_anyway", "reject"]
 
@@ -131,18 +131,34 @@ class Edgewise(Policy):
         if not self._lock.acquire(blocking=False):
             return
         try:
-            self._margins.begin_group()
-            for step in steps:
-                self._margins.add(step.predicted_s, step.observed_s)
+            if steps:
+                self._learn(steps)
             if feasible or met:
-                allowed = self._allowed_misses
-                missed = 1.0 - self._margins.level
-                missed *= math.exp(self._gain * (allowed - (not met)))
-                most, least = max(_MOST_MISSES, allowed), min(_LEAST_MISSES, allowed)
-                self._margins.level = 1.0 - min(most, max(least, missed))
+                self._steer(self._by_regime[steps[0].regime] if steps else self._margins, met=met)
             self.table = self._publisher.publish(self._margins)
         finally:
             self._lock.release()
+
+    def _learn(self, steps: Sequence[Step]) -> None:
+        # Each regime learns from the windows that started in it, wherever they ended.
+        regimes = [step.regime for step in steps]
+        for regime in dict.fromkeys(regimes):
+            margins = self._by_regime[regime]
+            margins.begin_group()
+            for step in steps[regimes.index(regime) :]:
+                margins.add(
+                    step.predicted_s,
+                    step.observed_s,
+                    whole_s=step.whole_s,
+                    starts=step.regime == regime,
+                )
+
+    def _steer(self, margins: HorizonMargins, *, met: bool) -> None:
+        allowed = self._allowed_misses
+        missed = 1.0 - margins.level
+        missed *= math.exp(self._gain * (allowed - (not met)))
+        most, least = max(_MOST_MISSES, allowed), min(_LEAST_MISSES, allowed)
+        margins.level = 1.0 - min(most, max(least, missed))
 
     def reprice(self, costs: StateCosts) -> None:
         """Publish a table for a new state, with the margins of its regime.
@@ -155,9 +171,9 @@ class Edgewise(Policy):
             self._publisher.reprice(costs)
             self.table = self._publisher.publish(self._margins)
 
-    def unit_costs_s(self) -> Mapping[str, float]:
+    def unit_costs(self) -> UnitCosts:
         """As the published table has them."""
-        return self.table.unit_costs_s
+        return self.table.unit_costs
 
     def feasible(self, left_s: float) -> bool:
         """Whether some exit fits with its margin."""

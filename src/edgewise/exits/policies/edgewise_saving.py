@@ -7,7 +7,7 @@ it pays, and only while the way that the router has chosen still fits the deadli
 from __future__ import annotations
 
 import copy
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -18,7 +18,7 @@ from edgewise.exits.policies.edgewise import Edgewise
 from edgewise.exits.policies.edgewise import make as make_edgewise
 from edgewise.exits.policy import ANSWER, LOOK, Float32, Policy, PolicyInputs, Step
 from edgewise.exits.thresholds import Exits, Float64, confidences, need_validation, temperatures_of
-from edgewise.predict.state_costs import StateCosts
+from edgewise.predict.state_costs import StateCosts, UnitCosts
 from edgewise.scores import top1_confidence
 
 _THRESHOLDS = (0.5, 0.6, 0.7, 0.8, 0.85, 0.9, 0.93, 0.95, 0.97, 0.98, 0.99, 0.999)
@@ -149,9 +149,9 @@ class EdgewiseSaving(Policy):
         """The router takes new costs over; which exits to look at stays as planned."""
         self.router.reprice(costs)
 
-    def unit_costs_s(self) -> Mapping[str, float]:
+    def unit_costs(self) -> UnitCosts:
         """As the router."""
-        return self.router.unit_costs_s()
+        return self.router.unit_costs()
 
     def expected_s(self, predicted_s: float) -> float:
         """As the router."""

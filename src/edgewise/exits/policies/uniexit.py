@@ -5,8 +5,8 @@ from __future__ import annotations
 import logging
 import math
 import threading
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Literal, get_args
 
 import numpy as np
@@ -17,7 +17,7 @@ from edgewise.exits.policy import ANSWER, LATE, Policy, PolicyInputs, Step
 from edgewise.predict.conformal import AdaptiveMargins, Coverage
 from edgewise.predict.fallback import WorstCases
 from edgewise.predict.scale import ScaleFactor
-from edgewise.predict.state_costs import Regime, StateCosts
+from edgewise.predict.state_costs import STATIC, StateCosts, UnitCosts
 
 Float64 = npt.NDArray[np.float64]
 Margin = Literal["none", "p95", "p99", "fallback", "conformal"]
@@ -89,8 +89,7 @@ class Needs:
         head_scaled_s: [S], of the head at each exit.
         head_extra_s: [S].
         stage_s: [S], predictions without margin, for the scale factor.
-        unit_costs_s: The same by name, heads too; empty while static medians are all that is known.
-        regime: In which they were predicted.
+        unit_costs: The same by name, heads too.
     """
 
     scaled_s: tuple[float, ...]
@@ -98,8 +97,7 @@ class Needs:
     head_scaled_s: tuple[float, ...]
     head_extra_s: tuple[float, ...]
     stage_s: tuple[float, ...]
-    unit_costs_s: Mapping[str, float] = field(default_factory=dict)
-    regime: Regime = "steady"
+    unit_costs: UnitCosts = STATIC
 
 
 class UniExit(Policy):
@@ -150,7 +148,7 @@ class UniExit(Policy):
         self.scaled = scale_factor
         self._lock = threading.Lock()
         self._costs = StateCosts(at_s=-math.inf, stage_s=costs.stage_s, head_s=costs.head_s)
-        self._priced: Mapping[str, float] = {}
+        self._priced = STATIC
         self._now_s = 0.0
         self.needs = self._published()
 
@@ -160,9 +158,8 @@ class UniExit(Policy):
         return None if self._bounds is None else self._bounds.coverage()
 
     def begin(self) -> Policy:
-        """Itself, or what remembers of one request what learning needs."""
-        remembers = self.scaled or self._bounds is not None
-        return _OneRequest(self) if remembers else self
+        """Itself, or what remembers the factor at one request's start."""
+        return _OneRequest(self) if self.scaled else self
 
     def decide(self, position: int, now_s: float, start_s: float, deadline_s: float) -> int:  # noqa: ARG002
         """Compare two numbers."""
@@ -184,10 +181,10 @@ class UniExit(Policy):
         feasible: bool | None = None,  # noqa: ARG002
     ) -> None:
         """Learn worst cases or conformal bounds, where the margin is made of them."""
-        self.learn(steps, scale=1.0, regime=self.needs.regime)
+        self.learn(steps, scale=1.0)
 
-    def learn(self, steps: Sequence[Step], *, scale: float, regime: Regime) -> None:
-        """Learn from a request that was predicted in a regime, times a factor.
+    def learn(self, steps: Sequence[Step], *, scale: float) -> None:
+        """Learn from a request whose predictions were taken times a factor.
 
         When another thread is publishing, this request is left out, and nobody waits.
         """
@@ -202,7 +199,7 @@ class UniExit(Policy):
                 if worst is not None:
                     worst.add(step.unit, predicted_s, step.observed_s, at_s=self._now_s)
                 elif bounds is not None and predicted_s > 0:
-                    bounds.add(step.unit, regime, step.observed_s / predicted_s)
+                    bounds.add(step.unit, step.regime, step.observed_s / predicted_s)
             if bounds is not None or self._costs.volatile:
                 self.needs = self._published()
         finally:
@@ -224,12 +221,16 @@ class UniExit(Policy):
         with self._lock:
             self._costs = costs
             predicted_s = (*costs.stage_s.tolist(), *costs.head_s.tolist())
-            self._priced = dict(zip(self._units, predicted_s, strict=True))
+            self._priced = UnitCosts(
+                seconds=dict(zip(self._units, predicted_s, strict=True)),
+                whole_s=float(costs.stage_s.sum() + costs.head_s[-1]),
+                regime=costs.regime,
+            )
             self.needs = self._published()
 
-    def unit_costs_s(self) -> Mapping[str, float]:
+    def unit_costs(self) -> UnitCosts:
         """As the published needs have them."""
-        return self.needs.unit_costs_s
+        return self.needs.unit_costs
 
     def feasible(self, left_s: float) -> bool:
         """Whether the first exit fits with its margin."""
@@ -258,8 +259,7 @@ class UniExit(Policy):
             head_scaled_s=tuple(scaled_s[num:].tolist()),
             head_extra_s=tuple(extra_s[num:].tolist()),
             stage_s=tuple(costs.stage_s.tolist()),
-            unit_costs_s=self._priced,
-            regime=costs.regime,
+            unit_costs=self._priced,
         )
 
     def _ratios(self) -> Float64:
@@ -280,7 +280,7 @@ class UniExit(Policy):
 
 
 class _OneRequest(Policy):
-    """Decides as its router does; remembers regime and factor at the start, and times stages."""
+    """Decides as its router does; remembers the factor at the start, and times stages."""
 
     name = UniExit.name
 
@@ -288,12 +288,11 @@ class _OneRequest(Policy):
         self._router = router
         self._mark_s = 0.0
         self._scale = router.scale.value
-        self._regime = router.needs.regime
 
     def decide(self, position: int, now_s: float, start_s: float, deadline_s: float) -> int:
         """Correct the factor by the stage that has just run, then ask the router."""
         router = self._router
-        if position and router.scaled:
+        if position:
             router.scale.add(router.needs.stage_s[position - 1], now_s - self._mark_s)
         self._mark_s = now_s
         return router.decide(position, now_s, start_s, deadline_s)
@@ -306,11 +305,11 @@ class _OneRequest(Policy):
         feasible: bool | None = None,  # noqa: ARG002
     ) -> None:
         """Learn what the factor at the request's start left over."""
-        self._router.learn(steps, scale=self._scale, regime=self._regime)
+        self._router.learn(steps, scale=self._scale)
 
-    def unit_costs_s(self) -> Mapping[str, float]:
+    def unit_costs(self) -> UnitCosts:
         """As the router."""
-        return self._router.unit_costs_s()
+        return self._router.unit_costs()
 
     def feasible(self, left_s: float) -> bool:
         """As the router."""
