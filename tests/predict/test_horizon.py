@@ -253,3 +253,14 @@ def test_only_windows_that_start_where_asked_count() -> None:
         margins.add(1.0, 3.0, starts=False)
         margins.add(1.0, 2.0)
     assert [r[0] for r in margins.ratios()] == pytest.approx([2.0, 2.0, 2.0])
+
+
+def test_only_states_of_about_the_present_speed_count_where_speeds_differ() -> None:
+    margins = HorizonMargins([1.0], level=0.9, nearest=10)
+    for _ in range(20):
+        for whole_s, ratio in ((1.0, 3.0), (8.0, 1.5)):
+            margins.begin_group()
+            margins.add(1.0, ratio, whole_s=whole_s)
+    at = {whole_s: margins.ratios(whole_s=whole_s)[1][0] for whole_s in (1.1, 7.0)}
+    assert at == {1.1: pytest.approx(3.0), 7.0: pytest.approx(1.5)}
+    assert margins.ratios()[2][0] == pytest.approx(3.0)

@@ -164,7 +164,8 @@ class Publisher:
 
     def publish(self, margins: HorizonMargins) -> RouterTable:
         """Compute the table for the present residuals; off the request path."""
-        median, upper, worst = margins.ratios()
+        # Static costs are of one state only, and so are all windows.
+        median, upper, worst = margins.ratios(whole_s=self._unit_costs.whole_s)
         bounds = self._num_bounds
         need = (
             self._amounts_s[:bounds] * (self._weights[:bounds] @ upper) + self._floor_s

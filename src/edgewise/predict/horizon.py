@@ -33,6 +33,9 @@ class HorizonMargins:
         size: How many units the window holds; the oldest leave first.
         max_groups: How many requests it holds at most. Requests that leave early add few units, and
             counting units alone would remember a disturbance for hundreds of them.
+        nearest: How many windows count where only those of about one speed do: enough for a
+            quantile of 0.98, and few enough to tell clocks about to fall far from clocks at their
+            floor.
 
     Raises:
         ConfigError: The level, the size or a horizon is out of range.
@@ -50,6 +53,7 @@ class HorizonMargins:
         level: float = 0.98,
         size: int = 512,
         max_groups: int = 48,
+        nearest: int = 96,
     ) -> None:
         if not 0.5 <= level < 1.0:
             raise ConfigError(f"expected a margin level from 0.5 up to 1, found {level!r}")
@@ -62,6 +66,7 @@ class HorizonMargins:
                 f" {max_groups!r}"
             )
         self.level = level
+        self._nearest = nearest
         self._size = size
         # Twice the window: written once per unit, moved back once per window. Rows: share of the
         # network's prediction, observed seconds, the network's prediction, whether windows start.
@@ -102,8 +107,12 @@ class HorizonMargins:
         if self._begins[-1] != self._added:
             self._begins.append(self._added)
 
-    def ratios(self) -> tuple[Float64, Float64, Float64]:
+    def ratios(self, *, whole_s: float | None = None) -> tuple[Float64, Float64, Float64]:
         """Median, upper-quantile and largest ratio at each horizon.
+
+        Args:
+            whole_s: What the whole network is predicted to take now. Where predictions change,
+                only the windows count that started in states of about this speed.
 
         Returns:
             Three arrays [H]. All ones where the window is empty. Upper ratios never fall below the
@@ -116,11 +125,15 @@ class HorizonMargins:
             ones = np.ones(len(self.horizons_s))
             return ones, ones, ones
         rows = self._rows[:, self._stop - count : self._stop]
-        whole_s, starts = rows[2], rows[3] > 0
-        one_prediction = bool((whole_s == whole_s[0]).all())
+        starts = rows[3] > 0
+        one_prediction = bool((rows[2] == rows[2, 0]).all())
         ratio, inside = self._windows(rows) if one_prediction else self._aging_windows(rows)
-        if not starts.all() and starts.any():
-            ratio, inside = ratio[:, starts], inside[:, starts]
+        chosen = np.flatnonzero(starts) if starts.any() else np.arange(count)
+        if not one_prediction and whole_s is not None and len(chosen) > self._nearest:
+            apart = np.abs(np.log(rows[2, chosen] / whole_s))
+            chosen = np.sort(chosen[np.argpartition(apart, self._nearest)[: self._nearest]])
+        if len(chosen) < count:
+            ratio, inside = ratio[:, chosen], inside[:, chosen]
         median, upper, worst = _quantiles(ratio, inside, self.level)
         if one_prediction:
             # The longest horizon first: shorter ones are at least as uncertain.

@@ -53,8 +53,8 @@ class Protocol:
     """
 
     data: str = "fashion-mnist"
-    images: int = 16_000
-    epochs: int = 5
+    images: int = 20_000
+    epochs: int = 8
     test_images: int = 10_000
     width: int = 64
     seeds: int = 3

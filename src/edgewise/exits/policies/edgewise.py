@@ -99,8 +99,16 @@ class Edgewise(Policy):
     ) -> None:
         self._reject = on_infeasible == "reject"
         horizons_s = default_horizons_s(inputs.costs)
+        # While the device changes, only windows of about the present speed count, so there must be
+        # more of them; what they remember is a speed, not a neighbour that has left long ago.
         self._by_regime = {
-            regime: HorizonMargins(horizons_s, level=target_dsr, size=window) for regime in REGIMES
+            regime: HorizonMargins(
+                horizons_s,
+                level=target_dsr,
+                size=window if regime == "steady" else 2 * window,
+                max_groups=48 if regime == "steady" else 160,
+            )
+            for regime in REGIMES
         }
         for margins in self._by_regime.values():
             seed_margins(margins, inputs.costs)
