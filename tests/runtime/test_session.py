@@ -10,8 +10,11 @@ import numpy.typing as npt
 import pytest
 
 from edgewise.backends import load_program
+from edgewise.backends.null import NullProgram
 from edgewise.clock import VirtualClock
+from edgewise.device.state import DeviceState, Quantity
 from edgewise.errors import BackendError, ConfigError, DataError, ShapeError
+from edgewise.frontends.outline import outline_model
 from edgewise.model import StagedModel
 from edgewise.predict import CostTable
 from edgewise.runtime import Session
@@ -261,3 +264,68 @@ def test_a_session_without_a_clock_uses_the_machines(make_session: Any) -> None:
 
     assert not isinstance(session.clock, VirtualClock)
     assert session.clock.now_s() <= session.clock.now_s()
+
+
+def noisy_costs(seconds: float, rounds: int) -> CostTable:
+    """One stage and one head, with a profile of some rounds behind them."""
+    rng = np.random.default_rng(0)
+    return CostTable(
+        backend="null",
+        stage_s=np.array([seconds]),
+        head_s=np.array([seconds / 10]),
+        segment_s={(0, 1): seconds},
+        samples=np.array([seconds, seconds / 10]) * rng.lognormal(0.0, 0.02, (rounds, 2)),
+        medians=np.array([seconds, seconds / 10]),
+    )
+
+
+def play(session: Session, requests: int) -> None:
+    x = np.zeros((1, 3, 8, 8), dtype=np.float32)
+    for _ in range(requests):
+        session.run(x, budget_s=10.0)
+
+
+@pytest.mark.parametrize(("slower", "rings"), [(1.0, False), (2.0, True)])
+def test_a_profile_that_is_lastingly_wrong_rings_an_alarm(
+    slower: float, *, rings: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    clock, rng = VirtualClock(), np.random.default_rng(1)
+    median_s = {"segment:0-1": 0.1, "head:0": 0.01}
+    program = NullProgram(
+        outline_model(1),
+        clock=clock,
+        cost_s=lambda unit: slower * median_s[unit] * float(rng.lognormal(0.0, 0.02)),
+    )
+    session = Session(program, noisy_costs(0.1, 40), clock=clock)
+    play(session, 200)
+    assert (session.alarm is not None) == rings
+    if session.alarm is not None:
+        assert session.alarm.ratio == pytest.approx(2.0, rel=0.1)
+        assert len([r for r in caplog.records if "edgewise profile" in r.message]) == 1
+
+
+def test_without_a_profile_behind_the_costs_nothing_is_called_drift() -> None:
+    clock = VirtualClock()
+    program = NullProgram(outline_model(1), clock=clock, cost_s=lambda _: 9.0)
+    session = Session(program, noisy_costs(0.1, 3), clock=clock)
+    play(session, 50)
+    assert session.alarm is None
+
+
+def test_closing_a_session_stops_what_watches_the_device_for_it() -> None:
+    class Watcher:
+        stopped = False
+
+        def latest(self) -> DeviceState:
+            return DeviceState(at_s=0.0, quantities={"cpu.quota_ratio": Quantity.ok(0.5)})
+
+        def stop(self) -> None:
+            self.stopped = True
+
+    watcher, clock = Watcher(), VirtualClock()
+    program = NullProgram(outline_model(1), clock=clock, cost_s=lambda _: 0.01)
+    with Session(program, noisy_costs(0.01, 3), clock=clock, source=watcher) as session:
+        answer = session.run(np.zeros((1, 3, 8, 8), dtype=np.float32), budget_s=1.0)
+        assert answer.state == {"cpu.quota_ratio": 0.5}
+        assert answer.to_json()["state"] == {"cpu.quota_ratio": 0.5}
+    assert watcher.stopped

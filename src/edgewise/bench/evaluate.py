@@ -7,7 +7,6 @@ setting that did best for it on validation data.
 
 from __future__ import annotations
 
-import importlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -43,6 +42,7 @@ VARIANTS: Mapping[str, tuple[str, Mapping[str, Any]]] = {
 }
 _NOT_COMPARED = frozenset({"fixed"})  # it needs to be told where
 _RESAMPLES = 1000
+_SHIPPED_SAMPLE = "fashion-mnist-sample"
 _WARM_UP_INPUTS = 5
 
 
@@ -228,7 +228,7 @@ def open_model(  # noqa: PLR0913 - one keyword per choice a user may make
         )
     preprocess = Preprocess.from_json(staged.preprocess)
     if data is None:
-        found = _shipped_sample()
+        found = load_dataset(_SHIPPED_SAMPLE, split="test")
         found = found.take(limit, seed=seed) if limit < len(found) else found
     else:
         known = None if _is_named(data) else preprocess.size
@@ -257,15 +257,6 @@ def _is_named(data: str) -> bool:
     from edgewise.data import dataset_names
 
     return data in dataset_names()
-
-
-def _shipped_sample() -> Any:
-    try:
-        return importlib.import_module("edgewise.shipped").demo_sample()
-    except (ImportError, AttributeError) as error:
-        raise ConfigError(
-            "which data? this installation ships no sample", help="--data fashion-mnist"
-        ) from error
 
 
 def _check(model: StagedModel, sample: Sample, budgets: Sequence[float]) -> None:

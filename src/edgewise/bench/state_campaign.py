@@ -13,9 +13,11 @@ import numpy.typing as npt
 
 from edgewise.backends.base import probe_input
 from edgewise.bench.background import Load
-from edgewise.bench.quota import CpuQuota
+from edgewise.bench.quota import CpuQuota, QuotaUnavailable
 from edgewise.clock import Clock, MonotonicClock
 from edgewise.device.cores import usable_cores
+from edgewise.device.monitor import Monitor
+from edgewise.device.sensor import make_sensors
 from edgewise.device.state import FEATURES, StateSource
 from edgewise.errors import ConfigError, EdgeError
 from edgewise.predict.state_samples import StateSamples
@@ -27,6 +29,8 @@ Float32 = npt.NDArray[np.float32]
 Float64 = npt.NDArray[np.float64]
 
 QUOTAS = (1.0, 0.75, 0.5, 0.25)
+# A predictor that is chosen by cross-validation needs more states than one that is given.
+_MANY_QUOTAS = (1.0, 0.8, 0.6, 0.4, 0.25)
 _QUOTA, _UTILISATION = "cpu.quota_ratio", "cpu.utilisation_ratio"
 
 _log = logging.getLogger(__name__)
@@ -113,6 +117,62 @@ def measure_states(  # noqa: PLR0913 - a campaign's whole circumstances
         provenance="simulated" if program.backend == "null" else "measured",
         elapsed_s=clock.now_s() - start_s,
     )
+
+
+def default_loads(cores: int) -> tuple[tuple[Load, ...], ...]:
+    """Nobody; memory traffic with a periodic task; every core half busy."""
+    return (
+        (),
+        (Load("map"), Load("audio")),
+        (Load("cpu", duty_ratio=0.5, processes=cores),),
+    )
+
+
+def _many_loads(cores: int) -> tuple[tuple[Load, ...], ...]:
+    """Enough of them to fit to, even where no quota is permitted."""
+    half = ((Load("cpu", duty_ratio=0.5, processes=n),) for n in range(1, cores))
+    whole = ((Load("cpu", processes=n),) for n in range(1, cores + 1))
+    return (*default_loads(cores), *half, *whole)
+
+
+def measure_this_machine(
+    program: Program,
+    *,
+    rounds: int = 5,
+    passes: int = 8,
+    seed: int = 0,
+    say: Callable[[str], None] = _log.info,
+) -> StateSamples:
+    """Measure in all the states that may be brought about here, watching the device meanwhile.
+
+    Args:
+        program: A loaded model.
+        rounds: As for `measure_states`.
+        passes: As for `measure_states`.
+        seed: Of the order of the states.
+        say: Told what is going on, and what is not permitted.
+
+    Raises:
+        EdgeError: As `measure_states`.
+    """
+    with contextlib.ExitStack() as stack:
+        quota: CpuQuota | None = None
+        try:
+            quota = stack.enter_context(CpuQuota())
+        except QuotaUnavailable as error:
+            say(f"co-runners only, no CPU quota: {error.message}")
+        monitor = stack.enter_context(Monitor(make_sensors()))
+        return measure_states(
+            program,
+            quotas=_MANY_QUOTAS if quota is not None else (1.0,),
+            loads=_many_loads(usable_cores().threads),
+            rounds=rounds,
+            passes=passes,
+            source=monitor,
+            quota=quota,
+            seed=seed,
+            say=say,
+        )
 
 
 @contextlib.contextmanager

@@ -27,7 +27,7 @@ from edgewise.predict.fitting import (
     fit_kind,
 )
 from edgewise.predict.predictor import predictor_kinds
-from edgewise.predict.samples_file import load_samples
+from edgewise.predict.samples_file import load_samples, save_samples
 from edgewise.predict.state_samples import StateSamples
 from edgewise.units import format_bytes, format_duration
 
@@ -55,9 +55,26 @@ class Profiled:
 def fit(
     model: Annotated[
         str | None,
-        typer.Argument(help="What the samples are of; kept with the result.", show_default=False),
+        typer.Argument(
+            help="What to measure: shipped name, checkpoint directory or ONNX file; with --samples"
+            " or --device a name that is kept with the result.",
+            show_default=False,
+        ),
     ] = None,
     *,
+    measure: Annotated[
+        bool,
+        typer.Option(
+            "--measure", help="Measure MODEL here, in every state that may be brought about."
+        ),
+    ] = False,
+    backend: Annotated[
+        str, typer.Option("--backend", help="With --measure: runtime or runtime:device.")
+    ] = "auto",
+    threads: Annotated[int, typer.Option("--threads", help="With --measure: of each call.")] = 1,
+    keep_samples: Annotated[
+        Path | None, typer.Option("--keep-samples", help="Write what was measured here (.npz).")
+    ] = None,
     samples: Annotated[
         Path | None, typer.Option("--samples", help="File of costs in many states (.npz).")
     ] = None,
@@ -94,14 +111,28 @@ def fit(
     smallest pinball loss of the upper bound wins. States are chosen so that they say most.
     """
     kinds = _kinds(kind)
-    with stderr_console().status("reading samples"):
-        profiled = _profiled(samples, device, work or model, states=states, seed=seed)
+    if [samples is not None, device is not None, measure].count(True) != 1:
+        raise ConfigError(
+            "expected one of --measure, --samples FILE and --device NAME",
+            help="edgewise fit fashion-lite0 --measure --out fashion-lite0.predictor.npz",
+        )
+    facts: dict[str, object] = {}
+    if measure:
+        measured, facts = _measured(model, backend=backend, threads=threads, seed=seed)
+        if keep_samples is not None:
+            save_samples(measured, keep_samples)
+        profiled = _some_of(measured, states=states, seed=seed)
+    else:
+        with stderr_console().status("reading samples"):
+            profiled = _profiled(samples, device, work or model, states=states, seed=seed)
     with stderr_console().status(f"fitting {', '.join(kinds)}"):
         comparison = cross_validate(
             profiled.samples, kinds=kinds, folds=folds, level=level, seed=seed
         )
         choice = choose(comparison) if kind == "auto" else _asked_for(kind)
-        fitted = _fit(choice.kind, profiled, comparison, model=model or work, seed=seed)
+        fitted = _fit(
+            choice.kind, profiled, comparison, facts={"model": model or work, **facts}, seed=seed
+        )
     if out is not None:
         fitted.save(out)
     found = summary(profiled, comparison, choice, fitted, out=out)
@@ -251,11 +282,6 @@ def _asked_for(kind: str) -> Choice:
 def _profiled(
     path: Path | None, device: str | None, work: str | None, *, states: str, seed: int
 ) -> Profiled:
-    if (path is None) == (device is None):
-        raise ConfigError(
-            "expected either --samples FILE or --device NAME",
-            help="edgewise fit --device jetson-orin-nano --work resnet50",
-        )
     if path is not None:
         return _some_of(load_samples(path), states=states, seed=seed)
     if work is None:
@@ -264,6 +290,38 @@ def _profiled(
             help=f"edgewise fit --device {device} --work resnet50",
         )
     return _simulated(str(device), work, states=states, seed=seed)
+
+
+def _measured(
+    model: str | None, *, backend: str, threads: int, seed: int
+) -> tuple[StateSamples, dict[str, object]]:
+    from edgewise.api import best_backend
+    from edgewise.backends import load_program
+    from edgewise.backends.registry import full_name
+    from edgewise.bench.state_campaign import measure_this_machine
+    from edgewise.device import device_fingerprint
+    from edgewise.frontends.checkpoint import load_model
+
+    if model is None:
+        raise ConfigError("what is to be measured?", help="edgewise fit fashion-lite0 --measure")
+    staged = load_model(model)
+    name = best_backend() if backend == "auto" else full_name(backend)
+    program = load_program(staged, name, threads=threads)
+    console = stderr_console()
+    with console.status(f"measuring {staged.name}") as status:
+
+        def say(text: str) -> None:
+            status.update(f"measuring {staged.name}: {text}")
+            if not text.startswith("state "):
+                console.print(text, soft_wrap=True)
+
+        samples = measure_this_machine(program, seed=seed, say=say)
+    return samples, {
+        "model_version": staged.version(),
+        "device_id": device_fingerprint().id,
+        "backend": program.backend,
+        "threads": program.threads,
+    }
 
 
 def _some_of(samples: StateSamples, *, states: str, seed: int) -> Profiled:
@@ -324,7 +382,12 @@ def _simulated(device: str, work: str, *, states: str, seed: int) -> Profiled:
 
 
 def _fit(
-    kind: str, profiled: Profiled, comparison: Comparison, *, model: str | None, seed: int
+    kind: str,
+    profiled: Profiled,
+    comparison: Comparison,
+    *,
+    facts: Mapping[str, object],
+    seed: int,
 ) -> FittedPredictor:
     samples, calibration = profiled.samples, None
     if profiled.choice is not None:
@@ -340,7 +403,7 @@ def _fit(
         seed=seed,
         coverage=score.coverage_ratio,
         facts={
-            "model": model,
+            **facts,
             "cross_validation": {name: _plain(errors) for name, errors in score.groups.items()},
             "num_states_to_choose_from": profiled.num_all,
             "profiling_s": profiled.samples.elapsed_s,

@@ -10,10 +10,9 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from edgewise.bench.background import Load
 from edgewise.bench.evaluate import make_for_budget, open_model
 from edgewise.bench.quota import CpuQuota, QuotaUnavailable, quota_effect
-from edgewise.bench.state_campaign import QUOTAS, measure_states
+from edgewise.bench.state_campaign import QUOTAS, default_loads, measure_states
 from edgewise.bench.throttle import (
     ORACLE,
     Repetition,
@@ -365,11 +364,7 @@ def _fit(  # noqa: PLR0913
         samples = measure_states(
             program,
             quotas=QUOTAS if quota is not None else (1.0,),
-            loads=(
-                (),
-                (Load("map"), Load("audio")),
-                (Load("cpu", duty_ratio=0.5, processes=cores),),
-            ),
+            loads=default_loads(cores),
             rounds=effort.rounds,
             passes=effort.passes,
             source=monitor,

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import logging
 import math
+import threading
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Self
 
@@ -13,6 +15,7 @@ from edgewise.clock import MonotonicClock
 from edgewise.data import Preprocess, check_input
 from edgewise.errors import ConfigError
 from edgewise.exits import Policy, PolicyInputs, make_policy
+from edgewise.predict.drift import DriftAlarm, DriftTest
 from edgewise.runtime.batch import execute_batch, padded_size
 from edgewise.runtime.executor import execute
 from edgewise.runtime.request import Setting
@@ -26,6 +29,10 @@ if TYPE_CHECKING:
     from edgewise.runtime.answer import Answer
 
 Float32 = npt.NDArray[np.float32]
+
+_log = logging.getLogger(__name__)
+# Fewer rounds say too little about noise to call anything else drift.
+_LEAST_PROFILED = 8
 
 
 class Session:
@@ -67,6 +74,18 @@ class Session:
             program, policy=self.policy, costs=costs, clock=self.clock, source=source
         )
         self._shape = (1, *program.model.input.shape[1:])
+        self._drift = _drift_test(costs, program.model.name)
+        self._drift_lock = threading.Lock()
+
+    @property
+    def alarm(self) -> DriftAlarm | None:
+        """Set once requests have lastingly taken another time than their costs say.
+
+        The profile, or the predictor, is then of another state of affairs: a hot device, another
+        power mode, a neighbour that stays. The router goes on correcting itself by residuals.
+        ``None`` also where the profile holds no samples to tell noise from drift by.
+        """
+        return None if self._drift is None else self._drift.alarm
 
     def close(self) -> None:
         """Stop what watches the device for this session; without one, nothing is open."""
@@ -127,7 +146,9 @@ class Session:
         arrival_s = self._arrival_s(arrival_s)
         budget_s = check_budget_s(budget_s)
         array = check_input(x, expected_shape=self._shape)
-        return execute(self._setting, array, budget_s=budget_s, arrival_s=arrival_s)
+        answer = execute(self._setting, array, budget_s=budget_s, arrival_s=arrival_s)
+        self._watch_drift(answer)
+        return answer
 
     def run_batch(
         self,
@@ -198,6 +219,23 @@ class Session:
                     context.run_segment(start, stop)
         return self.clock.now_s() - start_s
 
+    def _watch_drift(self, answer: Answer) -> None:
+        drift = self._drift
+        # Nobody waits for the other thread: one request more or less does not matter.
+        if drift is None or not answer.steps or not self._drift_lock.acquire(blocking=False):
+            return
+        try:
+            known = drift.alarm is not None
+            alarm = drift.add(
+                self.clock.now_s(),
+                sum(step.predicted_s for step in answer.steps),
+                sum(step.observed_s for step in answer.steps),
+            )
+        finally:
+            self._drift_lock.release()
+        if alarm is not None and not known:
+            _log.warning("%s; %s", alarm.reason, alarm.help)
+
     def _arrival_s(self, given_s: float | None) -> float:
         now_s = self.clock.now_s()
         if given_s is None:
@@ -209,3 +247,11 @@ class Session:
                 help="read it from the session's clock: arrival_s=session.clock.now_s()",
             )
         return given_s
+
+
+def _drift_test(costs: CostTable, name: str) -> DriftTest | None:
+    """Judges whole requests, whose parts share their fate, by the profile's own spread."""
+    if len(costs.samples) < _LEAST_PROFILED or not costs.medians.sum() > 0:
+        return None
+    ratios = costs.samples.sum(axis=1) / costs.medians.sum()
+    return DriftTest.calibrated(ratios.tolist(), help=f"edgewise profile {name}")
