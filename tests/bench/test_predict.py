@@ -8,7 +8,7 @@ from edgewise.bench import predict
 
 def test_every_figure_that_is_promised_is_there(monkeypatch: pytest.MonkeyPatch) -> None:
     whole = predict.monitor_figures
-    monkeypatch.setattr(predict, "monitor_figures", lambda duration_s: whole(duration_s=0.2))
+    monkeypatch.setattr(predict, "monitor_figures", lambda **_: whole(duration_s=0.2))
     said: list[str] = []
 
     found = predict.run(quick=True, say=said.append)
