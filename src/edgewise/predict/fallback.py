@@ -206,8 +206,8 @@ class WorstCases:
         ConfigError: The period is not above zero.
 
     Source:
-        UniExit, section 5.4: it adds "the gap between this worst-case latency and the current
-        prediction", which can be read as seconds (`gap_s`) or as a ratio (`gap_ratio`).
+        UniExit, section 5.4: what it adds to a prediction can be read as seconds (`gap_s`) or as a
+        ratio (`gap_ratio`).
     """
 
     def __init__(self, *, period_s: float = 0.5) -> None:
