@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import dataclasses
 import shutil
+import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,8 @@ import pytest
 
 import edgewise
 from edgewise.backends import load_program
+from edgewise.device import device_fingerprint
+from edgewise.device.monitor import THREAD_NAME
 from edgewise.errors import (
     BackendUnavailable,
     CheckpointError,
@@ -20,6 +23,9 @@ from edgewise.errors import (
 )
 from edgewise.frontends.checkpoint import save_checkpoint
 from edgewise.model import StagedModel
+from edgewise.predict.fitted import FittedPredictor
+from edgewise.predict.fitting import fit_kind
+from edgewise.predict.state_samples import StateSamples
 from edgewise.profiles import Profile, ProfileStore, ThreadPolicy, write_profile
 
 onnx = pytest.importorskip("onnx")
@@ -302,3 +308,58 @@ def test_an_unknown_public_name_is_an_attribute_error() -> None:
     with pytest.raises(AttributeError, match="no attribute 'lod'"):
         _ = edgewise.lod
     assert "load" in dir(edgewise)
+
+
+def predictor_of(model: StagedModel, **changed: Any) -> FittedPredictor:
+    """A physical predictor of a model's stages and heads, as if measured here."""
+    rng, num = np.random.default_rng(0), changed.pop("stages", len(model.stages))
+    quota = np.linspace(0.2, 1.0, 30)
+    samples = StateSamples(
+        features=("cpu.quota_ratio",),
+        states=quota[:, None],
+        units=(*(f"stage:{k}" for k in range(num)), *(f"head:{k}" for k in range(num))),
+        seconds=1e-4 / quota[:, None, None] * rng.lognormal(0, 0.01, (30, 3, 2 * num)),
+        provenance=changed.pop("provenance", "measured"),
+    )
+    facts = {
+        "model_version": model.version(),
+        "device_id": device_fingerprint().id,
+        "backend": BACKEND,
+        "threads": 1,
+    }
+    return fit_kind("physical", samples, seed=0, facts=facts | changed)
+
+
+def test_a_session_follows_the_device_until_it_is_closed(
+    model: StagedModel, tmp_path: Path
+) -> None:
+    path = tmp_path / "predictor.npz"
+    predictor_of(model).save(path)
+    store = tmp_path / "store.sqlite"
+    with edgewise.load(model, backend=BACKEND, predictor=path, store=store) as session:
+        answer = session.run(X, budget_s=5.0)
+        assert session.policy.unit_costs().seconds["head:0"] > 0
+        assert answer.state["cpu.quota_ratio"] > 0
+        assert any(t.name == THREAD_NAME for t in threading.enumerate())
+    assert not any(t.name == THREAD_NAME for t in threading.enumerate())
+
+
+@pytest.mark.parametrize(
+    ("changed", "said"),
+    [
+        ({"provenance": "simulated"}, "found a simulated one"),
+        ({"device_id": "another"}, "another device id"),
+        ({"model_version": "another"}, "another model version"),
+        ({"threads": 2}, "another threads"),
+        ({"stages": 3}, "another stages"),
+    ],
+    ids=["simulated", "device", "model", "threads", "stages"],
+)
+def test_a_predictor_of_something_else_is_refused_and_no_thread_is_left(
+    model: StagedModel, tmp_path: Path, changed: dict[str, Any], said: str
+) -> None:
+    store = tmp_path / "store.sqlite"
+    with pytest.raises(ProfileError, match=said) as refused:
+        edgewise.load(model, backend=BACKEND, predictor=predictor_of(model, **changed), store=store)
+    assert "--measure" in (refused.value.help or "")
+    assert not any(t.name == THREAD_NAME for t in threading.enumerate())

@@ -9,6 +9,7 @@ import pytest
 
 from edgewise.backends import load_program
 from edgewise.backends.base import Program
+from edgewise.bench import state_campaign
 from edgewise.bench.background import Load
 from edgewise.bench.quota import CpuQuota, QuotaUnavailable
 from edgewise.bench.state_campaign import measure_states
@@ -204,3 +205,29 @@ def test_an_argument_out_of_range_is_refused(wrong: dict[str, object]) -> None:
     program, clock = null_program()
     with pytest.raises(ConfigError, match="expected at least one"):
         measure_states(program, clock=clock, **wrong)  # type: ignore[arg-type]
+
+
+def test_without_permission_for_quotas_co_runners_alone_make_the_states(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    class NotPermitted(CpuQuota):
+        def __enter__(self) -> Self:
+            raise QuotaUnavailable("no control group can be written")
+
+    monkeypatch.setattr(state_campaign, "CpuQuota", NotPermitted)
+    monkeypatch.setattr(state_campaign, "_many_loads", lambda _: ((), (gentle(),)))
+    said: list[str] = []
+    program = load_program(outline_model(2), "null")
+
+    samples = state_campaign.measure_this_machine(program, rounds=1, passes=1, say=said.append)
+
+    assert samples.num_states == 2
+    assert samples.units == ("stage:0", "stage:1", "head:0", "head:1")
+    assert any("no control group can be written" in text for text in said)
+
+
+@pytest.mark.parametrize("cores", [1, 2, 4])
+def test_there_are_states_enough_to_choose_a_predictor_by_cross_validation(cores: int) -> None:
+    sets = state_campaign._many_loads(cores)
+    assert sets[0] == ()
+    assert len(sets) * len(state_campaign._MANY_QUOTAS) * 4 // 5 >= 13

@@ -8,12 +8,15 @@ from typing import Any
 import numpy as np
 import pytest
 
+from edgewise.bench import state_campaign
 from edgewise.cli.fit import parse_states
 from edgewise.cli.main import main
+from edgewise.device import device_fingerprint
 from edgewise.device.state import FEATURES
 from edgewise.errors import ConfigError
+from edgewise.frontends.checkpoint import load_model
 from edgewise.predict.fitted import FittedPredictor
-from edgewise.predict.samples_file import save_samples
+from edgewise.predict.samples_file import load_samples, save_samples
 from edgewise.predict.state_samples import StateSamples
 
 Out = pytest.CaptureFixture[str]
@@ -126,7 +129,9 @@ def test_the_same_seed_prints_the_same_numbers(
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        ([], "expected either --samples FILE or --device NAME"),
+        ([], "expected one of --measure, --samples FILE and --device NAME"),
+        (["--measure", "--samples", "SAMPLES"], "expected one of --measure"),
+        (["--measure"], "what is to be measured?"),
         (["--device", "jetson-orin-nano"], "what runs on it"),
         (["--device", "jetson-tx9", "--work", "resnet50"], "jetson-tx9"),
         (["--device", "jetson-orin-nano", "--work", "resnet"], "resnet50"),
@@ -135,7 +140,18 @@ def test_the_same_seed_prints_the_same_numbers(
         (["--samples", "SAMPLES", "--folds", "1"], "at least 2 folds"),
         (["--samples", "SAMPLES", "--level", "2"], "a level from 0.5 up to 1"),
     ],
-    ids=["nothing", "no work", "device", "work", "kind", "states", "folds", "level"],
+    ids=[
+        "nothing",
+        "two sources",
+        "no model",
+        "no work",
+        "device",
+        "work",
+        "kind",
+        "states",
+        "folds",
+        "level",
+    ],
 )
 def test_a_mistake_is_named_with_the_next_step(
     samples_file: Callable[[int], Path], capsys: Out, arguments: list[str], said: str
@@ -164,3 +180,26 @@ def test_too_few_states_and_damaged_files_are_profile_errors(
 def test_a_count_of_states_that_makes_no_sense_is_refused(text: str) -> None:
     with pytest.raises(ConfigError, match="expected a count of states"):
         parse_states(text, 100)
+
+
+def test_what_was_measured_here_is_kept_with_the_device_and_the_model_it_is_of(
+    samples_file: Callable[[int], Path],
+    tmp_path: Path,
+    capsys: Out,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    pytest.importorskip("onnx")
+    pytest.importorskip("onnxruntime")
+    given = load_samples(samples_file(60))
+    monkeypatch.setattr(state_campaign, "measure_this_machine", lambda *_, **__: given)
+    out, kept = tmp_path / "predictor.npz", tmp_path / "kept.npz"
+    command = ["fashion-lite0", "--measure", "--backend", "onnxruntime", "--kind", "physical"]
+
+    found = fitted(capsys, *command, "--out", str(out), "--keep-samples", str(kept))
+
+    facts = FittedPredictor.load(out).facts
+    assert found["provenance"] == "measured"
+    assert facts["device_id"] == device_fingerprint().id
+    assert facts["model_version"] == load_model("fashion-lite0").version()
+    assert (facts["backend"], facts["threads"]) == ("onnxruntime:CPU", 1)
+    assert np.array_equal(load_samples(kept).seconds, given.seconds)
