@@ -120,6 +120,11 @@ class Publisher:
         # One array for one interpolation: ways to an answer, heads alone, fused runs.
         self._take_amounts(np.array([*ways_s, *costs.head_s, *runs_s]))
 
+    @property
+    def is_repriced(self) -> bool:
+        """Whether costs are those of a state, not the static medians."""
+        return self._unit_costs is not STATIC
+
     def _take_amounts(self, amounts_s: Float64) -> None:
         self._amounts_s = np.maximum(amounts_s, 1e-9)
         # Weights of the two horizons around each amount, so that a table is two products.

@@ -113,12 +113,24 @@ def _draw(axes: Axes, chart: Chart) -> None:
         axes.set_xscale("log")
     if chart.y_range is not None:
         axes.set_ylim(*chart.y_range)
+    if chart.kind == "bars" and len(chart.series) > 1:
+        _leave_room_for_the_legend(axes)
     axes.set_title(f"{chart.title} ({chart.provenance})", loc="left", fontsize=10, color=_INK)
     axes.set_xlabel(chart.x_label, fontsize=9)
     axes.set_ylabel(chart.y_label, fontsize=9)
     if len(chart.series) > 1:
-        axes.legend(frameon=False, fontsize=8)
+        across = len(chart.series) if chart.kind == "bars" else 1
+        axes.legend(
+            frameon=False, fontsize=8, ncols=across, loc="upper left" if across > 1 else "best"
+        )
     style_axes(axes)
+
+
+def _leave_room_for_the_legend(axes: Axes) -> None:
+    low, high = axes.get_ylim()
+    ticks = [tick for tick in axes.get_yticks() if low <= tick <= high]
+    axes.set_ylim(low, high + 0.12 * (high - low))
+    axes.set_yticks(ticks)
 
 
 def _lines(axes: Axes, chart: Chart) -> None:

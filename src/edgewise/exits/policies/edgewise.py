@@ -18,6 +18,8 @@ OnInfeasible = Literal["run_anyway", "reject"]
 # Range of the error rate of a single margin: a window of hundreds of units says nothing beyond.
 _LEAST_MISSES = 0.004
 _MOST_MISSES = 0.05
+# Windows from states like the present one differ less, so that lower quantiles still say something.
+_MOST_MISSES_BY_STATE = 0.3
 
 
 def make(  # noqa: PLR0913 - each is one knob
@@ -165,7 +167,9 @@ class Edgewise(Policy):
         allowed = self._allowed_misses
         missed = 1.0 - margins.level
         missed *= math.exp(self._gain * (allowed - (not met)))
-        most, least = max(_MOST_MISSES, allowed), min(_LEAST_MISSES, allowed)
+        by_state = self._publisher.is_repriced
+        most = max(_MOST_MISSES_BY_STATE if by_state else _MOST_MISSES, allowed)
+        least = min(_LEAST_MISSES, allowed)
         margins.level = 1.0 - min(most, max(least, missed))
 
     def reprice(self, costs: StateCosts) -> None:
