@@ -25,6 +25,7 @@ Float64 = npt.NDArray[np.float64]
 Int64 = npt.NDArray[np.int64]
 Options = Mapping[str, Mapping[str, Any]]
 
+_ENERGY_STEPS = 1500
 CALIBRATION_SHARE = 0.25
 REFERENCE_KINDS = ("boosted",)  # cannot be kept in files, so never chosen
 
@@ -360,13 +361,7 @@ def fit_kind(  # noqa: PLR0913 - all named
         whole, calibration = split_off(whole, CALIBRATION_SHARE, seed=seed)
     predictor = fit_predictor(kind, whole, seed=seed, **(options or {}))
     facts = {"num_states": whole.num_states, "seed": seed, **(facts or {})}
-    energy = None
-    if whole.joules is not None:
-        try:
-            in_joules = dataclasses.replace(whole, seconds=whole.joules, joules=None)
-            energy = fit_predictor(kind, in_joules, seed=seed, **(options or {}))
-        except ProfileError as error:
-            facts["energy"] = f"not predicted: {error.message}"
+    energy, facts["energy"] = _fit_energy(whole, kind, seed=seed, options=options or {})
     return FittedPredictor(
         predictor=predictor,
         upper_ratio=upper_ratios(predictor, calibration, level),
@@ -378,6 +373,24 @@ def fit_kind(  # noqa: PLR0913 - all named
         energy=energy,
         facts=facts,
     )
+
+
+def _fit_energy(
+    samples: StateSamples, kind: str, *, seed: int, options: Mapping[str, Any]
+) -> tuple[Predictor | None, str]:
+    """By the network where there are states enough, else by the same kind as time.
+
+    Power rises with a clock while time falls with it, which no sum of terms in 1/f can say.
+    """
+    if samples.joules is None:
+        return None, "not predicted: there was no meter"
+    in_joules = dataclasses.replace(samples, seconds=samples.joules, joules=None)
+    for tried, own in (("mlp", {"steps": _ENERGY_STEPS}), (kind, options)):
+        try:
+            return fit_predictor(tried, in_joules, seed=seed, **own), f"predicted by {tried}"
+        except ProfileError as error:
+            reason = error.message
+    return None, f"not predicted: {reason}"
 
 
 def slowest_values(predictor: Predictor, samples: StateSamples) -> Float64:

@@ -164,13 +164,14 @@ class Edgewise(Policy):
                 )
 
     def _steer(self, margins: HorizonMargins, *, met: bool) -> None:
-        allowed = self._allowed_misses
-        missed = 1.0 - margins.level
-        missed *= math.exp(self._gain * (allowed - (not met)))
         by_state = self._publisher.is_repriced
-        most = max(_MOST_MISSES_BY_STATE if by_state else _MOST_MISSES, allowed)
-        least = min(_LEAST_MISSES, allowed)
-        margins.level = 1.0 - min(most, max(least, missed))
+        # Each regime sees a part of the requests only, and must not take as many times longer.
+        gain = self._gain * (len(REGIMES) if by_state else 1)
+        most = _MOST_MISSES_BY_STATE if by_state else _MOST_MISSES
+        allowed = self._allowed_misses
+        missed = (1.0 - margins.level) * math.exp(gain * (allowed - (not met)))
+        missed = min(max(most, allowed), max(min(_LEAST_MISSES, allowed), missed))
+        margins.level = 1.0 - missed
 
     def reprice(self, costs: StateCosts) -> None:
         """Publish a table for a new state, with the margins of its regime.
