@@ -361,7 +361,9 @@ def fit_kind(  # noqa: PLR0913 - all named
         whole, calibration = split_off(whole, CALIBRATION_SHARE, seed=seed)
     predictor = fit_predictor(kind, whole, seed=seed, **(options or {}))
     facts = {"num_states": whole.num_states, "seed": seed, **(facts or {})}
-    energy, facts["energy"] = _fit_energy(whole, kind, seed=seed, options=options or {})
+    energy, facts["energy"] = _fit_energy(
+        predictor, whole, calibration, seed=seed, options=options or {}
+    )
     return FittedPredictor(
         predictor=predictor,
         upper_ratio=upper_ratios(predictor, calibration, level),
@@ -376,21 +378,37 @@ def fit_kind(  # noqa: PLR0913 - all named
 
 
 def _fit_energy(
-    samples: StateSamples, kind: str, *, seed: int, options: Mapping[str, Any]
+    predictor: Predictor,
+    samples: StateSamples,
+    calibration: StateSamples,
+    *,
+    seed: int,
+    options: Mapping[str, Any],
 ) -> tuple[Predictor | None, str]:
-    """By the network where there are states enough, else by the same kind as time.
+    """By the same kind as time or by the network, whichever errs less where neither was fitted.
 
-    Power rises with a clock while time falls with it, which no sum of terms in 1/f can say.
+    Power rises with a clock while time falls with it, which no sum of terms in 1/f can say; where
+    power hardly changes, the kind that suits time suits energy.
     """
-    if samples.joules is None:
+    if samples.joules is None or calibration.joules is None:
         return None, "not predicted: there was no meter"
     in_joules = dataclasses.replace(samples, seconds=samples.joules, joules=None)
-    for tried, own in (("mlp", {"steps": _ENERGY_STEPS}), (kind, options)):
+    kind, reason, tried = predictor.kind, "", list[tuple[float, Predictor]]()
+    columns = [calibration.features.index(name) for name in predictor.features]
+    for name, own in {"mlp": {"steps": _ENERGY_STEPS}, kind: options}.items():
         try:
-            return fit_predictor(tried, in_joules, seed=seed, **own), f"predicted by {tried}"
+            energy = fit_predictor(name, in_joules, seed=seed, **own)
         except ProfileError as error:
             reason = error.message
-    return None, f"not predicted: {reason}"
+            continue
+        if energy.features == predictor.features:
+            predicted = energy.predict(calibration.states[:, columns])[:, None]
+            error_ratio = np.abs(predicted / calibration.joules - 1)
+            tried.append((float(np.nanmean(error_ratio)), energy))
+    if not tried:
+        return None, f"not predicted: {reason}"
+    error_ratio_least, best = min(tried, key=lambda each: each[0])
+    return best, f"predicted by {best.kind}, {error_ratio_least:.1%} off on held-out states"
 
 
 def slowest_values(predictor: Predictor, samples: StateSamples) -> Float64:
