@@ -315,7 +315,7 @@ def test_quantiles_of_read_times_are_those_of_the_last_512() -> None:
 
     def read(_now_s: float) -> Mapping[str, Quantity]:
         clock.sleep_s(next(durations_s))
-        return {}
+        return {"cpu.frequency_hz": Quantity.ok(1e9)}
 
     monitor = Monitor([Fake(read)], clock=clock)
     for _ in range(612):
@@ -504,3 +504,40 @@ def test_the_log_of_a_working_monitor_is_empty(caplog: pytest.LogCaptureFixture)
         until(lambda: monitor.cost.reads > 5)
 
     assert caplog.records == []
+
+
+def test_a_sensor_with_nothing_to_tell_is_asked_once_a_second_until_it_has() -> None:
+    clock, calls = VirtualClock(), list[float]()
+    there = False
+
+    def read(now_s: float) -> Mapping[str, Quantity]:
+        calls.append(now_s)
+        good = Quantity.ok(1e9) if there else Quantity.missing("unsupported", "no such node")
+        return {"gpu.frequency_hz": good}
+
+    monitor = Monitor([Fake(read)], clock=clock)
+    for _ in range(500):
+        monitor.step()
+        clock.sleep_s(0.01)
+    assert 10 <= len(calls) <= 16
+    there = True
+    for _ in range(120):
+        monitor.step()
+        clock.sleep_s(0.01)
+    before = len(calls)
+    for _ in range(50):
+        monitor.step()
+        clock.sleep_s(0.01)
+    assert len(calls) - before >= 49
+
+
+def test_instants_at_which_no_sensor_is_due_are_left_out() -> None:
+    clock = VirtualClock()
+    slow = Fake(lambda _: {"cpu.frequency_hz": Quantity.ok(1e9)})
+    slow.period_s = 0.1
+    monitor = Monitor([slow], clock=clock)
+    monitor.step()
+    # 50 ms is the longest that the thread sleeps: somebody may want to stop it.
+    assert monitor._next_due_s(0.0, 0.001) == pytest.approx(0.05)
+    monitor._watched[0].due_s = 0.03
+    assert monitor._next_due_s(0.0, 0.001) == pytest.approx(0.03)

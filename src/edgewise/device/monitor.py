@@ -35,6 +35,10 @@ _FIRST_STATE_WITHIN_S = 1.0
 # says more than none.
 _LEAST_STALE_S = 0.1
 _LEAST_JUMP_S = 1.0
+# What this machine lacks is looked for once a second, so that a late node is soon found.
+_SILENT_READINGS = 10
+_SILENT_PERIOD_S = 1.0
+_LONGEST_IDLE_S = 0.05
 _LONGEST_SLEEP_S = 0.1
 
 
@@ -98,15 +102,23 @@ class _Watched:
     read_at_s: float = -math.inf
     due_s: float = -math.inf
     retry_s: float = 0.0  # 0 while it works
+    silent: int = 0  # readings in a row without a good value
+
+    @property
+    def period_s(self) -> float:
+        """How often it is read: a sensor that has nothing to tell is asked now and then."""
+        own_s = self.sensor.period_s
+        return own_s if self.silent < _SILENT_READINGS else max(own_s, _SILENT_PERIOD_S)
 
 
 class Monitor:
     """Reads sensors again and again on a thread of its own; a `StateSource`.
 
     Readings are due at fixed instants, so that the period does not drift; those that are missed
-    are skipped. A sensor that raises is asked again after 1 s, then 2 s, up to 30 s; meanwhile its
-    quantities say why they are unknown. Where a sensor hangs, `latest` says that the values are
-    stale; none is passed off as current.
+    are skipped, and those at which no sensor is due are left out, up to 50 ms. A sensor that has
+    had nothing to tell for ten readings is asked once a second. One that raises is asked again
+    after 1 s, then 2 s, up to 30 s; meanwhile its quantities say why they are unknown. Where a
+    sensor hangs, `latest` says that the values are stale; none is passed off as current.
 
     After a gap (a stopped process, a suspended machine, a clock that was set) rates would span the
     gap, so what is read first is marked stale and everything is read once more.
@@ -159,6 +171,8 @@ class Monitor:
         self._first = threading.Event()
         self._reading: Sensor | None = None
         self._published = DeviceState(at_s=self._clock.now_s(), quantities={})
+        self._merged: Mapping[str, Quantity] = {}
+        self._longest_wait_s = max(period_s, _LONGEST_IDLE_S)
         self._last_step: tuple[float, float] | None = None
         self._complained: set[int] = set()
         self._read_times_s: deque[float] = deque(maxlen=_KEPT_TIMES)
@@ -265,14 +279,18 @@ class Monitor:
         """
         now_s = self._clock.now_s()
         gap = self._gap(now_s)
+        changed = False
         for each in self._watched:
             # A reading that begins a little early must not make a slow sensor wait a period more.
             if gap or now_s >= each.due_s - self.period_s / 2:
+                changed = True
                 self._read(each)
                 if gap:
                     each.answers = _marked_stale(each.answers, gap)
                     each.due_s = now_s
-        state = DeviceState(at_s=now_s, quantities=_merge(e.answers for e in self._watched))
+        if changed:
+            self._merged = _merge(each.answers for each in self._watched)
+        state = DeviceState(at_s=now_s, quantities=self._merged)
         self._published = state
         self._reads += 1
         self._read_times_s.append(self._clock.now_s() - now_s)
@@ -292,7 +310,7 @@ class Monitor:
                 self._cpu_s, self._wall_s = time.thread_time() - cpu_start_s, now_s - start_s
                 due_s = self._next_due_s(due_s, now_s)
                 # Not longer than a period, even where the clock stepped back.
-                _wait(min(max(0.0, due_s - now_s), self.period_s), stopping)
+                _wait(min(max(0.0, due_s - now_s), self._longest_wait_s), stopping)
                 self._late += self._clock.now_s() - due_s > self.period_s / 2
         finally:
             self._close()
@@ -304,7 +322,13 @@ class Monitor:
         if missed > 0:
             self._skipped += missed
             self._late += missed
-        return due_s + (1 + max(0, missed)) * self.period_s
+        due_s += (1 + max(0, missed)) * self.period_s
+        # Waking costs as much as a reading, so where no sensor is due nobody wakes.
+        soonest_s = min((each.due_s for each in self._watched), default=due_s)
+        idle = math.floor(
+            min(soonest_s - due_s, self._longest_wait_s - self.period_s) / self.period_s + 0.5
+        )
+        return due_s + max(0, idle) * self.period_s
 
     def _gap(self, now_s: float) -> str:
         """Why what is read now cannot be compared with what was read before; empty if it can."""
@@ -332,8 +356,10 @@ class Monitor:
             if each.retry_s:
                 _log.info("the sensor %r works again", sensor.name)
                 each.retry_s = 0.0
-            missed = now_s - each.due_s > sensor.period_s
-            each.due_s = (now_s if missed else each.due_s) + sensor.period_s
+            good = any(found.quality == "ok" for found in each.answers.values())
+            each.silent = 0 if good else each.silent + 1
+            missed = now_s - each.due_s > each.period_s
+            each.due_s = (now_s if missed else each.due_s) + each.period_s
         each.read_at_s = now_s
         self._reading = None
 
@@ -365,7 +391,7 @@ class Monitor:
     def _aged(self, each: _Watched, now_s: float) -> Mapping[str, Quantity]:
         age_s = now_s - each.read_at_s
         answers = each.answers
-        if age_s <= max(3 * each.sensor.period_s, self.stale_after_s):
+        if age_s <= max(3 * each.period_s, self.stale_after_s):
             return answers
         why = self._hang() or ("" if self.running else "the monitor does not run")
         said = f"read {_long(age_s)} ago" + (f": {why}" if why else "")

@@ -15,6 +15,7 @@ from edgewise.device.state import Quantity
 _NAMES = ("cpu.quota_cores", "cpu.quota_ratio", "cpu.throttled_ratio")
 _QUOTA_FILES = {1: "cpu.cfs_quota_us", 2: "cpu.max"}
 _RESCAN_S = 2.0
+_COUNT_S = 0.1
 
 
 class CpuQuota(Sensor):
@@ -34,7 +35,7 @@ class CpuQuota(Sensor):
     """
 
     name = "quota"
-    period_s = 0.1
+    period_s = 0.05  # a step of the quota changes every cost
 
     def __init__(self, root: Path, *, affinity: Collection[int] | None = None) -> None:
         self._root, self._affinity = root, affinity
@@ -42,7 +43,8 @@ class CpuQuota(Sensor):
         self._belongs_to: str | None = None
         self._groups: dict[Path, _Group] = {}
         self._cores = 1.0
-        self._scanned_s = float("-inf")
+        self._most = Quantity.ok(0.0)
+        self._scanned_s = self._counted_s = float("-inf")
 
     def read(self, now_s: float) -> Mapping[str, Quantity]:
         """Read every group once."""
@@ -54,6 +56,8 @@ class CpuQuota(Sensor):
         if moved or not 0 <= now_s - self._scanned_s < _RESCAN_S:
             self._belongs_to, self._scanned_s = belongs_to, now_s
             self._look()
+        # Shares of periods need some periods to be shares of.
+        count = moved or not 0 <= now_s - self._counted_s < _COUNT_S
         limits: list[float] = []
         unknown: list[Quantity] = []
         throttled: list[Quantity] = []
@@ -65,23 +69,25 @@ class CpuQuota(Sensor):
                 unknown.append(limit)
                 continue
             limits.append(limit.value)
-            throttled.append(group.read_throttled(now_s))
+            if count:
+                throttled.append(group.read_throttled(now_s))
         if not limits and unknown:
             return dict.fromkeys(_NAMES, unknown[0])
         quota_cores = min([self._cores, *limits])
-        known = [each for each in throttled if each.quality == "ok"] or throttled
-        # Where there is no quota, nothing can use it up.
-        most = max(known, key=lambda each: each.value or 0.0, default=Quantity.ok(0.0))
+        if count:
+            self._counted_s = now_s
+            known = [each for each in throttled if each.quality == "ok"] or throttled
+            # Where there is no quota, nothing can use it up.
+            self._most = max(known, key=lambda each: each.value or 0.0, default=Quantity.ok(0.0))
         of_one_thread = min(1.0, quota_cores)
-        return dict(
-            zip(_NAMES, (Quantity.ok(quota_cores), Quantity.ok(of_one_thread), most), strict=True)
-        )
+        found = (Quantity.ok(quota_cores), Quantity.ok(of_one_thread), self._most)
+        return dict(zip(_NAMES, found, strict=True))
 
     def close(self) -> None:
         """Close all descriptors and begin to count anew."""
         self._membership.close()
         self._groups.clear()  # their files close themselves
-        self._scanned_s = float("-inf")
+        self._scanned_s = self._counted_s = float("-inf")
 
     def _look(self) -> None:
         cores = usable_cores(self._root, affinity=self._affinity)
