@@ -16,7 +16,7 @@ from edgewise.cli.output import to_plain
 from edgewise.errors import ConfigError
 from edgewise.report.evaluation import Estimate
 from edgewise.reproduce import Setup, real_throttle, run_claim
-from edgewise.reproduce.real_throttle import charts, figures, judge
+from edgewise.reproduce.real_throttle import _running_mean, charts, figures, judge
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="co-runners need Linux")
 
@@ -161,3 +161,8 @@ def test_without_permission_co_runners_alone_disturb_and_the_notes_say_why(
 def test_several_models_are_refused() -> None:
     with pytest.raises(ConfigError, match="expected one model, found a, b"):
         run_claim("real-throttle", Setup(models=("a", "b")))
+
+
+def test_a_running_mean_is_over_the_last_ten_requests() -> None:
+    assert _running_mean([1.0, 0.0, 0.5]) == [1.0, 0.5, 0.5]
+    assert _running_mean([float(n) for n in range(20)])[-1] == pytest.approx(14.5)

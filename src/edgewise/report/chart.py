@@ -119,7 +119,7 @@ def _draw(axes: Axes, chart: Chart) -> None:
     axes.set_xlabel(chart.x_label, fontsize=9)
     axes.set_ylabel(chart.y_label, fontsize=9)
     if len(chart.series) > 1:
-        across = len(chart.series) if chart.kind == "bars" else 1
+        across = min(len(chart.series), 4) if chart.kind == "bars" else 1
         axes.legend(
             frameon=False, fontsize=8, ncols=across, loc="upper left" if across > 1 else "best"
         )
@@ -149,7 +149,7 @@ def _lines(axes: Axes, chart: Chart) -> None:
             color=colour,
             label=series.name,
             marker="" if many and chart.kind != "points" else _MARKS[n % len(_MARKS)],
-            markersize=4.5,
+            markersize=2.5 if many else 4.5,
             linewidth=0 if chart.kind == "points" else 1.5,
             drawstyle="steps-post" if chart.kind == "step" else "default",
         )

@@ -50,6 +50,7 @@ POLICIES = (HERO, BLIND, "static_table", *RIVALS, "branchynet", "full_depth", OR
 
 _LEAST_DSR, _LEAST_OF_ORACLE = 0.95, 0.9
 _BUDGET_RATIO = 1.5
+_RUNNING = 10  # requests behind each point of a running mean
 _MODEL, _DATA = "fashion-lite0", "fashion-mnist-sample"
 _KIND = "physical"  # of all kinds the one that needs the fewest states
 
@@ -246,7 +247,7 @@ def charts(
 ) -> tuple[Chart, ...]:
     """The first repetition over time, and what all came to."""
     line = shown.time_line()
-    drawn = [name for name in (HERO, "spinn", ORACLE) if name in line["policies"]]
+    drawn = [name for name in (HERO, BLIND, ORACLE) if name in line["policies"]]
     end_s = max((r.at_s for r in shown.requests), default=0.0)
     steps = [*((q["at_s"], q["ratio"]) for q in line["quotas"])] or [(0.0, 1.0)]
     disturbed = [
@@ -275,48 +276,70 @@ def charts(
             y_range=(0.0, 1.05),
         )
     ]
-    for title, y_label, key, scale in (
-        ("Depth", "depth (ratio)", "depth_ratio", 1.0),
-        ("Latency over budget", "latency / budget", "latency_s", 1.0 / budget_s),
-    ):
-        over_time.append(
-            Chart(
-                title=title,
-                x_label="time (s)",
-                y_label=y_label,
-                series=tuple(
-                    Series(
-                        name=_say(name),
-                        x=line["policies"][name]["at_s"],
-                        y=[scale * v for v in line["policies"][name][key]],
-                    )
-                    for name in drawn
-                ),
-                provenance=provenance,
-                kind="points",
-            )
+    depth = [
+        Series(
+            name=_say(name),
+            x=line["policies"][name]["at_s"],
+            y=_running_mean(line["policies"][name]["depth_ratio"]),
         )
-    groups = ["deadlines met", "mean depth", "right and in time"]
+        for name in drawn
+    ]
+    latency = [
+        Series(
+            name=_say(name),
+            x=line["policies"][name]["at_s"],
+            y=[v / budget_s for v in line["policies"][name]["latency_s"]],
+        )
+        for name in drawn
+    ]
+    over_time += [
+        Chart(
+            title=f"Depth, mean of {_RUNNING} requests",
+            x_label="time (s)",
+            y_label="depth (ratio)",
+            series=tuple(depth),
+            provenance=provenance,
+            y_range=(0.0, 1.05),
+        ),
+        Chart(
+            title="Latency over budget",
+            x_label="time (s)",
+            y_label="latency / budget",
+            series=tuple(latency),
+            provenance=provenance,
+            kind="points",
+        ),
+    ]
     bars = Chart(
         title="All repetitions",
         x_label="",
-        y_label="ratio",
-        series=tuple(_bars(row, groups) for row in rows),
+        y_label="%",
+        series=(
+            _bars(rows, "deadlines met", "dsr"),
+            _bars(rows, "right and in time", "right_in_time"),
+            _bars(rows, "mean depth", "mean_depth_ratio"),
+        ),
         provenance=provenance,
         kind="bars",
-        y_range=(0.0, 1.05),
+        y_range=(0.0, 105.0),
     )
     return (*over_time, bars)
 
 
-def _bars(row: ThrottleRow, groups: Sequence[str]) -> Series:
-    shown = (row.dsr, row.mean_depth_ratio, row.right_in_time)
+def _running_mean(values: Sequence[float]) -> list[float]:
+    """Mean of the last `_RUNNING` values, fewer at the start."""
+    parts = (values[max(0, n - _RUNNING + 1) : n + 1] for n in range(len(values)))
+    return [math.fsum(part) / len(part) for part in parts]
+
+
+def _bars(rows: Sequence[ThrottleRow], name: str, what: str) -> Series:
+    shown = [getattr(row, what) for row in rows]
     return Series(
-        name=_say(row.policy),
-        x=groups,
-        y=[each.value for each in shown],
-        low=[_limit(each, "low") for each in shown],
-        high=[_limit(each, "high") for each in shown],
+        name=name,
+        x=[_say(row.policy) for row in rows],
+        y=[100 * each.value for each in shown],
+        low=[_limit(each, "low", 100.0) for each in shown],
+        high=[_limit(each, "high", 100.0) for each in shown],
     )
 
 
