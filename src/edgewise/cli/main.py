@@ -72,7 +72,7 @@ COMMANDS = {
     ),
     "fit": Command(
         "edgewise.cli.fit:fit",
-        "Fit a predictor of a model's costs in every state of a device, and say how good it is.",
+        "Fit a predictor of a model's costs in every state of a device.",
     ),
     "run": Command("edgewise.cli.run:run", "Answer inputs within a latency budget."),
     "evaluate": Command(

