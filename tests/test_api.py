@@ -363,3 +363,9 @@ def test_a_predictor_of_something_else_is_refused_and_no_thread_is_left(
         edgewise.load(model, backend=BACKEND, predictor=predictor_of(model, **changed), store=store)
     assert "--measure" in (refused.value.help or "")
     assert not any(t.name == THREAD_NAME for t in threading.enumerate())
+
+
+def test_an_energy_budget_without_predicted_energy_is_refused(model: StagedModel) -> None:
+    for predictor in (None, predictor_of(model)):
+        with pytest.raises(ConfigError, match="needs a predictor that predicts energy"):
+            edgewise.load(model, backend=BACKEND, predictor=predictor, energy_budget_j=0.1)

@@ -12,7 +12,7 @@ from edgewise.backends.registry import full_name
 from edgewise.device import device_fingerprint
 from edgewise.device.monitor import Monitor
 from edgewise.device.sensor import make_sensors
-from edgewise.errors import BackendUnavailable, ProfileError
+from edgewise.errors import BackendUnavailable, ConfigError, ProfileError
 from edgewise.exits import check_policy_name
 from edgewise.frontends.checkpoint import load_model
 from edgewise.predict import CostTable
@@ -74,6 +74,13 @@ def load(  # noqa: PLR0913 - one keyword per choice a user may make
         check_policy_name(policy)  # before anything slow
     if isinstance(predictor, str | Path):
         predictor = FittedPredictor.load(Path(predictor))
+    if policy_options.get("energy_budget_j") is not None and (
+        predictor is None or predictor.energy is None
+    ):
+        raise ConfigError(
+            "an energy budget needs a predictor that predicts energy; none is given",
+            help="fit one where a meter exists: edgewise doctor names the meters",
+        )
     staged = load_model(model) if isinstance(model, str | Path) else model
     name = best_backend() if backend == "auto" else full_name(backend)
     program = load_program(staged, name, threads=threads)
