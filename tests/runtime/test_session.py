@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import math
 import threading
 from typing import Any
@@ -289,6 +290,7 @@ def play(session: Session, requests: int) -> None:
 def test_a_profile_that_is_lastingly_wrong_rings_an_alarm(
     slower: float, *, rings: bool, caplog: pytest.LogCaptureFixture
 ) -> None:
+    caplog.set_level(logging.INFO)
     clock, rng = VirtualClock(), np.random.default_rng(1)
     median_s = {"segment:0-1": 0.1, "head:0": 0.01}
     program = NullProgram(

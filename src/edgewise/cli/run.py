@@ -69,6 +69,8 @@ def run(
         )
     with session:
         answers = [(name, session.run(x, budget_s=budget_s)) for name, x in samples]
+    if session.alarm is not None:
+        stderr_console().print(f"{session.alarm.reason}; {session.alarm.help}", soft_wrap=True)
     if json:
         emit_json(
             {
