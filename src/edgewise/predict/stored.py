@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import contextlib
 import io
 import json
-import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -15,6 +13,7 @@ import numpy.typing as npt
 
 from edgewise.data.array_file import npz_names, read_npz
 from edgewise.errors import DataError, ProfileError
+from edgewise.profiles.exchange import write_whole
 
 _HEADER = "header"
 
@@ -44,21 +43,7 @@ def write_stored(
     stream = io.BytesIO()
     named: dict[str, Any] = {_HEADER: np.frombuffer(text, dtype=np.uint8), **arrays}
     np.savez_compressed(stream, **named)
-    part = path.with_name(f".{path.name}.{os.getpid()}.part")
-    try:
-        with part.open("wb") as file:
-            file.write(stream.getbuffer())
-            file.flush()
-            os.fsync(file.fileno())
-        part.replace(path)
-    except OSError as error:
-        raise ProfileError(
-            f"cannot write {path}: {error.strerror or error}",
-            help="choose a folder you may write to, with free space",
-        ) from error
-    finally:
-        with contextlib.suppress(OSError):
-            part.unlink(missing_ok=True)
+    write_whole(path, stream.getvalue(), what=format_name)
 
 
 def read_stored(

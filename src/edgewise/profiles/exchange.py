@@ -22,6 +22,34 @@ FORMAT = "edgewise-profile"
 FORMAT_VERSION = 1
 
 
+def write_whole(path: Path, data: bytes, *, what: str) -> None:
+    """Write a file whole or not at all: beside its place, flushed, then renamed.
+
+    Args:
+        path: Where.
+        data: Its content.
+        what: For the message, such as ``"the profile"``.
+
+    Raises:
+        ProfileError: It cannot be written; what was there before stays.
+    """
+    part = path.with_name(f".{path.name}.{os.getpid()}.part")
+    try:
+        with part.open("wb") as file:
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+        part.replace(path)
+    except OSError as error:
+        raise ProfileError(
+            f"cannot write {what} to {path}: {error.strerror or error}",
+            help="choose a folder you may write to, with free space",
+        ) from error
+    finally:
+        with contextlib.suppress(OSError):
+            part.unlink(missing_ok=True)
+
+
 def write_profile(profile: Profile, path: Path) -> None:
     """Write a profile to a file, whole or not at all.
 
@@ -56,21 +84,7 @@ def write_profile(profile: Profile, path: Path) -> None:
         ],
     }
     text = json.dumps(document, indent=1, ensure_ascii=False, allow_nan=False) + "\n"
-    part = path.with_name(f".{path.name}.{os.getpid()}.part")
-    try:
-        with part.open("w", encoding="utf-8") as file:
-            file.write(text)
-            file.flush()
-            os.fsync(file.fileno())
-        part.replace(path)
-    except OSError as error:
-        raise ProfileError(
-            f"cannot write the profile to {path}: {error.strerror or error}",
-            help="choose a folder you may write to, with free space",
-        ) from error
-    finally:
-        with contextlib.suppress(OSError):
-            part.unlink(missing_ok=True)
+    write_whole(path, text.encode(), what="the profile")
 
 
 def read_profile(path: Path) -> Profile:
