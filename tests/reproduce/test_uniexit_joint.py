@@ -8,8 +8,9 @@ import numpy as np
 import pytest
 
 from edgewise.errors import ConfigError
+from edgewise.frontends.zoo import small_resnet
 from edgewise.reproduce import Setup, run_claim, uniexit_fig19, uniexit_table8
-from edgewise.reproduce._joint_runs import Protocol, TrainedRun, paired
+from edgewise.reproduce._joint_runs import LOSSES, Protocol, TrainedRun, paired
 
 
 def _run(right: list[list[float]]) -> TrainedRun:
@@ -20,7 +21,7 @@ def _run(right: list[list[float]]) -> TrainedRun:
 
 
 def _values(**over_exits: list[float]) -> dict[str, np.ndarray]:
-    methods = ("equal", "wel", "mono", "both", "product", "caching")
+    methods = (*LOSSES, "product", "caching")
     return {m: np.array(over_exits.get(m, [0.5, 0.5, 0.5])) for m in methods}
 
 
@@ -47,6 +48,17 @@ def test_the_verdict_on_accuracy_follows_the_interval(
     holds: bool | None,  # noqa: FBT001 - a case, not a flag
 ) -> None:
     assert uniexit_table8.judge("small_resnet", _values(both=both)).holds is holds
+
+
+def test_averaged_losses_are_judged_against_each_other() -> None:
+    values = _values(both=[0.9, 0.9, 0.9], mean=[0.6, 0.6, 0.61])
+    values["both-mean"] = np.array([0.7, 0.71, 0.72])
+
+    found = uniexit_table8.judge("small_resnet", values, ours="both-mean", against="mean")
+
+    assert found.holds is True
+    assert "WEL+Mono as a mean is at least as accurate as Equal as a mean" in found.claim
+    assert "+10.67 points" in found.detail
 
 
 def test_one_seed_gives_no_verdict() -> None:
@@ -76,11 +88,11 @@ def test_the_papers_difference_stands_beside_ours_and_not_in_its_column() -> Non
 def test_drops_are_counted_per_threshold_and_judged_at_each() -> None:
     falling = [_run([[0.9, 0.9], [0.3, 0.88]])] * 2
     steady = [_run([[0.5, 0.5], [0.6, 0.6]])] * 2
-    dropped = uniexit_fig19.shares([falling, steady, steady, steady])
+    dropped = uniexit_fig19.shares([falling if m == "equal" else steady for m in LOSSES])
 
     assert dropped["equal"][0].tolist() == [1.0, 0.5, 0.5, 0.5, 0.5, 0.5]
     assert uniexit_fig19.judge("small_resnet", dropped).holds is True
-    swapped = uniexit_fig19.shares([steady, steady, steady, falling])
+    swapped = uniexit_fig19.shares([falling if m == "both" else steady for m in LOSSES])
     assert uniexit_fig19.judge("small_resnet", swapped).holds is False
 
 
@@ -89,11 +101,16 @@ def test_an_unknown_net_is_refused_with_the_nearest() -> None:
         run_claim("uniexit-table8", Setup(models=("small_resnt",), data="shapes", quick=True))
 
 
-def test_the_quick_claims_train_once_and_share_their_runs(tmp_path: Path) -> None:
+def test_the_quick_claims_train_once_and_share_their_runs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     pytest.importorskip("transformers")
+    # Two blocks instead of eight: each run exports its net anew.
+    monkeypatch.setattr(small_resnet, "_WIDTHS", (48,))
+    monkeypatch.setattr(small_resnet, "_DEPTHS", (2,))
     said: list[str] = []
     setup = Setup(
-        models=("small_mobilenet",), data="shapes", limit=50, quick=True, out=tmp_path,
+        models=("small_resnet",), data="shapes", limit=50, quick=True, out=tmp_path,
         say=said.append,
     )  # fmt: skip
     table = run_claim("uniexit-table8", setup)
@@ -105,6 +122,6 @@ def test_the_quick_claims_train_once_and_share_their_runs(tmp_path: Path) -> Non
     assert len(said) == trained
     assert table.figures == again.figures
     assert table.holds is None
-    assert len(drops.figures) == 3 * len(uniexit_fig19.THRESHOLDS)
+    assert len(drops.figures) == 5 * len(uniexit_fig19.THRESHOLDS)
     assert not list(tmp_path.rglob("state.safetensors"))
     assert Protocol.of(setup).describe() in table.setting["ours"]

@@ -102,6 +102,8 @@ def test_distillation_sets_in_late_and_teaches_all_but_the_final_exit() -> None:
         ("wel", (0.5, 0.7, 0.9, 1.0)),
         ("branchynet", (1.0, 0.3, 0.3, 0.3)),
         ("eenet", (1 / 20, 2 / 20, 3 / 20, 4 / 20)),
+        ("equal+mean", (0.25, 0.25, 0.25, 0.25)),
+        ("wel+mean", (0.5 / 3.1, 0.7 / 3.1, 0.9 / 3.1, 1.0 / 3.1)),
     ],
 )
 def test_each_weighting_gives_each_exit_its_weight(text: str, weights: tuple[float, ...]) -> None:

@@ -25,14 +25,23 @@ from edgewise.reproduce.registry import Setup
 from edgewise.units import format_duration
 
 NETS = ("small_resnet", "small_mobilenet")
-LOSSES = {"equal": "equal", "wel": "weighted", "mono": "equal+mono", "both": "weighted+mono"}
+LOSSES = {
+    "equal": "equal",
+    "mean": "equal+mean",
+    "wel": "weighted",
+    "mono": "equal+mono",
+    "both": "weighted+mono",
+    "both-mean": "weighted+mono+mean",
+}
 """By method: the loss it trains with."""
 
 SAID = {
     "equal": "Equal",
+    "mean": "Equal as a mean",
     "wel": "WEL",
     "mono": "Mono",
     "both": "WEL+Mono",
+    "both-mean": "WEL+Mono as a mean",
     "product": "product anytime on Equal",
     "caching": "caching anytime on Equal",
 }

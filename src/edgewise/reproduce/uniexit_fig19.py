@@ -19,7 +19,7 @@ from edgewise.reproduce.registry import Figure, Reproduction, Setup, Verdict
 TITLE = "Share of samples whose right class loses confidence on the way down"
 
 THRESHOLDS = (0.01, 0.1, 0.2, 0.3, 0.4, 0.5)
-_SHOWN = ("equal", "both", "product")
+_SHOWN = ("equal", "both", "mean", "both-mean", "product")
 
 
 def run(setup: Setup) -> Reproduction:

@@ -20,6 +20,7 @@ _WORDS: dict[str, dict[str, Any]] = {
     "wel": {"weighting": "weighted"},  # the paper's abbreviation
     "branchynet": {"weighting": "branchynet"},
     "eenet": {"weighting": "eenet"},
+    "mean": {"averaged": True},
     "mono": {"monotonicity": 0.1},
     "distil": {"distillation": 0.01},
 }
@@ -36,6 +37,8 @@ class ExitLoss:
 
     Attributes:
         weighting: How much each exit's cross-entropy counts.
+        averaged: Whether the weights are divided by their sum: the loss is then of one exit's size,
+            the steps are as many times smaller, and the penalties count for more beside it.
         w0: Weight of the first exit under ``weighted``.
         alpha: How much each further exit adds under ``weighted``.
         monotonicity: λ of the penalty on a true-class probability that falls from an exit to the
@@ -57,6 +60,7 @@ class ExitLoss:
     """
 
     weighting: Weighting = "equal"
+    averaged: bool = False
     w0: float = 0.5
     alpha: float = 0.2
     monotonicity: float = 0.0
@@ -86,7 +90,7 @@ class ExitLoss:
 
     @classmethod
     def parse(cls, text: str) -> ExitLoss:
-        """Read words joined by ``+``: a weighting, ``mono``, ``distil``.
+        """Read words joined by ``+``: a weighting, ``mean``, ``mono``, ``distil``.
 
         Raises:
             ConfigError: An unknown word, or two weightings.
@@ -106,13 +110,18 @@ class ExitLoss:
             if not part.keys().isdisjoint(settings):
                 raise ConfigError(
                     f"the loss {text!r} sets its {next(iter(part))} twice",
-                    help="name one of equal, weighted, branchynet, eenet; add mono or distil",
+                    help="name one of equal, weighted, branchynet, eenet; add mean, mono or distil",
                 )
             settings |= part
         return cls(**settings)
 
     def exit_weights(self, num_exits: int) -> tuple[float, ...]:
         """Weight of each exit's cross-entropy, the final one last, [E]."""
+        weights = self._own_weights(num_exits)
+        whole = sum(weights) if self.averaged else 1.0
+        return tuple(w / whole for w in weights)
+
+    def _own_weights(self, num_exits: int) -> tuple[float, ...]:
         if self.weighting == "weighted":
             inner = [round(self.w0 + self.alpha * k, 12) for k in range(num_exits - 1)]
             return (*inner, 1.0)
