@@ -11,11 +11,12 @@ import importlib
 import pkgutil
 
 from edgewise.errors import ConfigError, nearest_names
+from edgewise.frontends.torch_module import import_torch
 from edgewise.frontends.zoo.backbone import Backbone
 
 __all__ = ["Backbone", "backbone_names", "build_backbone"]
 
-_NOT_BACKBONES = frozenset({"backbone", "random_weights"})
+_NOT_BACKBONES = frozenset({"backbone", "blocks", "random_weights"})
 
 
 def backbone_names() -> tuple[str, ...]:
@@ -46,6 +47,7 @@ def build_backbone(name: str, *, size_pixels: int | None = None, seed: int = 0) 
     files = {known.replace("-", "_"): known for known in backbone_names()}
     if wanted not in files:
         raise ConfigError(f"unknown backbone {name!r}", help=nearest_names(name, backbone_names()))
+    import_torch()  # says which extra to install
     module = importlib.import_module(f"{__name__}.{wanted}")
     usual, least = getattr(module, "DEFAULT_PIXELS", 224), getattr(module, "MIN_PIXELS", 32)
     if size_pixels is not None and size_pixels < least:
