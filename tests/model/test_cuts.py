@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from edgewise.errors import ConfigError, ModelError
 from edgewise.model import Graph, Op, TensorSpec, choose_cuts, legal_cuts
+from edgewise.model.cuts import cut_runs, settled_cuts
 from edgewise.model.graph import einsum_flops
 
 
@@ -88,7 +89,7 @@ def graphs(draw: st.DrawFn) -> Graph:
     return graph(*ops, inputs=inputs, outputs=outputs)
 
 
-@settings(deadline=None, max_examples=150)
+@settings(deadline=None, max_examples=75)
 @given(graphs())
 def test_a_cut_is_legal_exactly_if_no_path_leads_around_its_tensor(g: Graph) -> None:
     found = names(g)
@@ -97,7 +98,7 @@ def test_a_cut_is_legal_exactly_if_no_path_leads_around_its_tensor(g: Graph) -> 
     assert len(found) == len(set(found))
 
 
-@settings(deadline=None, max_examples=100)
+@settings(deadline=None, max_examples=50)
 @given(graphs())
 def test_each_slice_between_cuts_is_complete_and_no_operator_on_a_path_is_in_two(g: Graph) -> None:
     if len(g.inputs) > 1:
@@ -122,7 +123,7 @@ def test_each_slice_between_cuts_is_complete_and_no_operator_on_a_path_is_in_two
     assert len(counted) == len(set(counted))
 
 
-@settings(deadline=None, max_examples=100)
+@settings(deadline=None, max_examples=50)
 @given(graphs(), st.randoms(use_true_random=False))
 def test_the_order_of_operators_does_not_change_the_cuts(g: Graph, random: Any) -> None:
     pending, known, order = list(g.ops), set(g.inputs), []
@@ -187,6 +188,31 @@ def test_integers_and_values_that_are_no_tensor_cannot_cross() -> None:
     g = Graph(inputs=g.inputs, outputs=g.outputs, ops=g.ops, tensors=tensors)
 
     assert names(g) == ["c"]
+
+
+def test_other_element_types_cross_where_they_are_asked_for() -> None:
+    g = Graph(
+        inputs=("x",),
+        outputs=("y",),
+        ops=(op("a", "x"), op("b", "a"), op("y", "b")),
+        tensors={n: spec(n, dtype=d) for n, d in (("a", "int8"), ("b", "float32"))},
+    )
+
+    assert names(g) == ["b"]
+    assert [c.tensor.name for c in legal_cuts(g, dtypes={"int8"})] == ["a"]
+
+
+def test_cuts_between_the_same_contractions_are_one_run_of_which_one_settles() -> None:
+    g = graph(
+        op("c1", "x", is_contraction=True), op("r1", "c1"),
+        op("c2", "r1", is_contraction=True), op("c3", "c2", is_contraction=True), op("y", "c3"),
+    )  # fmt: skip
+    cuts = legal_cuts(g)
+
+    assert [[c.tensor.name for c in run] for run in cut_runs(g, cuts)] == [
+        ["c1", "r1"], ["c2"], ["c3"]
+    ]  # fmt: skip
+    assert [c.tensor.name for c in settled_cuts(g, cuts)] == ["r1", "c2", "c3"]
 
 
 def test_a_cut_tells_the_work_before_it() -> None:

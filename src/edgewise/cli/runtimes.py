@@ -84,7 +84,7 @@ PACKAGES = (
     ),
     Package("openvino", ("openvino",), "openvino", "runs stages", _LIST_OPENVINO, quick=True),
     Package("torch", ("torch",), "torch", "stages and prepares models", _LIST_TORCH),
-    Package("ai-edge-litert", ("ai-edge-litert",), None, "no backend uses it yet", _LIST_LITERT),
+    Package("ai-edge-litert", ("ai-edge-litert",), "litert", "runs TFLite models", _LIST_LITERT),
     Package("onnx", ("onnx",), "onnx", "reads and cuts model files"),
     Package("onnxscript", ("onnxscript",), "onnx", "exports from torch"),
     Package("safetensors", ("safetensors",), "onnx", "checkpoints"),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from numbers import Integral, Real
 
@@ -54,7 +54,7 @@ def _on_a_path(graph: Graph) -> list[int]:
     return found
 
 
-def legal_cuts(graph: Graph) -> tuple[Cut, ...]:
+def legal_cuts(graph: Graph, *, dtypes: Collection[str] = _FLOAT_TYPES) -> tuple[Cut, ...]:
     """Find every place where the graph falls in two with one tensor crossing.
 
     Liveness over the operator order: after each operator, the tensors written so far and still
@@ -68,6 +68,7 @@ def legal_cuts(graph: Graph) -> tuple[Cut, ...]:
 
     Args:
         graph: The operators.
+        dtypes: Element types that may cross: floating point by default, which a head can read.
 
     Returns:
         Cuts in order, without the inputs and the outputs. Two cuts never name the same tensor.
@@ -95,7 +96,7 @@ def legal_cuts(graph: Graph) -> tuple[Cut, ...]:
             continue
         (name,) = live
         spec = graph.tensors.get(name)
-        if name in seen or spec is None or spec.dtype not in _FLOAT_TYPES:
+        if name in seen or spec is None or spec.dtype not in dtypes:
             continue
         seen.add(name)
         cuts.append(
@@ -110,24 +111,27 @@ def legal_cuts(graph: Graph) -> tuple[Cut, ...]:
     return tuple(cuts)
 
 
-def _settled(graph: Graph, cuts: Sequence[Cut]) -> list[Cut]:
-    """Keep one cut per run of operators without a contraction between them.
+def cut_runs(graph: Graph, cuts: Sequence[Cut]) -> list[list[Cut]]:
+    """Group cuts that lie between the same two contractions.
 
     Between two convolutions the normalisation and activation move no work, so the cuts there
-    differ only in what crosses. The smallest tensor wins, then the latest: fused runtimes
-    would otherwise have a convolution and its normalisation torn apart.
+    differ only in what crosses.
     """
-    kept: list[Cut] = []
+    runs: list[list[Cut]] = []
     for cut in cuts:
-        previous = kept[-1] if kept else None
-        if previous is not None and not any(
-            op.is_contraction for op in graph.ops[previous.index + 1 : cut.index + 1]
-        ):
-            if cut.tensor.nbytes <= previous.tensor.nbytes:
-                kept[-1] = cut
-        else:
-            kept.append(cut)
-    return kept
+        between = graph.ops[runs[-1][-1].index + 1 : cut.index + 1] if runs else ()
+        if not runs or any(op.is_contraction for op in between):
+            runs.append([])
+        runs[-1].append(cut)
+    return runs
+
+
+def settled_cuts(graph: Graph, cuts: Sequence[Cut]) -> list[Cut]:
+    """Keep one cut of each run: the smallest tensor wins, then the latest.
+
+    Fused runtimes would otherwise have a convolution and its normalisation torn apart.
+    """
+    return [min(reversed(run), key=lambda c: c.tensor.nbytes) for run in cut_runs(graph, cuts)]
 
 
 def _nearest(cuts: Sequence[Cut], ratio: float, *, step: float) -> Cut:
@@ -144,6 +148,12 @@ def _nearest(cuts: Sequence[Cut], ratio: float, *, step: float) -> Cut:
         near,
         key=lambda c: abs(c.depth_ratio - ratio) / step + 0.25 * math.log2(max(c.tensor.nbytes, 1)),
     )
+
+
+def spread_cuts(cuts: Sequence[Cut], parts: int) -> list[Cut]:
+    """Take cuts for so many parts of about equal work; one may be taken twice."""
+    step = 1.0 / parts
+    return [_nearest(cuts, (k + 1) * step, step=step) for k in range(parts - 1)]
 
 
 def choose_cuts(
@@ -187,10 +197,9 @@ def choose_cuts(
             help="pass exits=1 to run it whole, or stage a model whose blocks follow one another",
         )
     places = [c for c in found if len(c.tensor.shape) in (3, 4)] or found
-    candidates = _settled(graph, places)
+    candidates = settled_cuts(graph, places)
     if count is not None:
-        step = 1.0 / count
-        chosen = [_nearest(candidates, (k + 1) * step, step=step) for k in range(count - 1)]
+        chosen = spread_cuts(candidates, count)
     else:
         chosen = [
             _by_name(found, w) if isinstance(w, str) else _at_fraction(candidates, w)

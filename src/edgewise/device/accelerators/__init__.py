@@ -1,0 +1,1 @@
+"""Descriptions of accelerators, one TOML file each."""

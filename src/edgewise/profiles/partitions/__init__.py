@@ -1,0 +1,1 @@
+"""Partition profiles, one JSON file each."""
