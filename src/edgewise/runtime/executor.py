@@ -20,16 +20,19 @@ if TYPE_CHECKING:
 Float32 = npt.NDArray[np.float32]
 
 
-def execute(setting: Setting, x: Float32, *, budget_s: float, arrival_s: float) -> Answer:
+def execute(
+    setting: Setting, x: Float32, *, budget_s: float, arrival_s: float, position: int = 0
+) -> Answer:
     """Run one request.
 
     A head runs only where the policy says so, and no stage runs twice.
 
     Args:
         setting: The session's model, policy, costs and clock.
-        x: [1, ...] input, checked.
+        x: [1, ...] input, or the tensor at ``position``; checked.
         budget_s: From arrival to answer, seconds.
         arrival_s: When the request arrived, on the setting's clock; waiting counts.
+        position: Stages that ran elsewhere.
 
     Returns:
         The answer, or the refusal.
@@ -45,13 +48,13 @@ def execute(setting: Setting, x: Float32, *, budget_s: float, arrival_s: float) 
             budget_s=budget_s,
             arrival_s=arrival_s,
             start_s=start_s,
-            feasible=policy.feasible(deadline_s - start_s),
+            # From the middle nobody has predicted whether any exit fits.
+            feasible=None if position else policy.feasible(deadline_s - start_s),
         )
-        action = policy.decide(0, start_s, start_s, deadline_s)
+        action = policy.decide(position, start_s, start_s, deadline_s)
         if action == REJECT:
             return request.rejected(setting)
-        context.set_boundary(0, x)
-        position = 0
+        context.set_boundary(position, x)
         while True:
             if action > position:
                 context.run_segment(position, action)

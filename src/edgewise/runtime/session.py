@@ -128,6 +128,7 @@ class Session:
         *,
         budget_s: float,
         arrival_s: float | None = None,
+        position: int = 0,
     ) -> Answer:
         """Answer one request.
 
@@ -136,6 +137,8 @@ class Session:
             budget_s: Time the answer may take, from the request's arrival, seconds.
             arrival_s: When it arrived, on the session's clock; now by default. Earlier means that
                 it has waited, and the wait counts.
+            position: Stages that ran elsewhere; ``x`` is then what they gave. Not for policies
+                that look back over all stages.
 
         Returns:
             The answer with its exit, predicted and observed seconds, and the reason; or a refusal.
@@ -148,8 +151,10 @@ class Session:
         """
         arrival_s = self._arrival_s(arrival_s)
         budget_s = check_budget_s(budget_s)
-        array = check_input(x, expected_shape=self._shape)
-        answer = execute(self._setting, array, budget_s=budget_s, arrival_s=arrival_s)
+        array = check_input(x, expected_shape=self._shape_at(position))
+        answer = execute(
+            self._setting, array, budget_s=budget_s, arrival_s=arrival_s, position=position
+        )
         self._watch_drift(answer)
         return answer
 
@@ -239,6 +244,16 @@ class Session:
         if alarm is not None and not known:
             # Not a warning: neighbours may be expected, and who owns the session can ask `alarm`.
             _log.info("%s; %s", alarm.reason, alarm.help)
+
+    def _shape_at(self, position: int) -> tuple[int, ...]:
+        if position == 0:
+            return self._shape
+        if not 0 < position < len(self.model.stages) or self.policy.hindsight:
+            raise ConfigError(
+                f"expected a position from 0 to {len(self.model.stages) - 1} and a policy that"
+                f" looks ahead only, found {position!r} and {self.policy.name!r}"
+            )
+        return self.program.boundary_shape(position, 1)
 
     def _arrival_s(self, given_s: float | None) -> float:
         now_s = self.clock.now_s()

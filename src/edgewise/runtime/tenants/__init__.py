@@ -1,0 +1,1 @@
+"""Several models on one accelerator and a few cores: carries placements out."""
