@@ -11,7 +11,7 @@ import typer
 from edgewise.cli.output import emit_json, stderr_console, stdout_console
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
     from rich.console import Console
 
@@ -100,11 +100,21 @@ def _open(
 def _costs(program: Any, store: Path | None, say: Console) -> Any:
     from edgewise.api import costs_of
 
+    with measuring(say, program.backend) as on_progress:
+        return costs_of(program, store=store, on_progress=on_progress)
+
+
+@contextlib.contextmanager
+def measuring(say: Console, what: str) -> Iterator[Callable[[Any], None]]:
+    """A bar for a measurement, which is told how far it is.
+
+    Args:
+        say: Where it is shown.
+        what: Is measured.
+    """
     with _progress(say) as bar:
-        task = bar.add_task(f"measuring {program.backend}", total=1.0)
-        return costs_of(
-            program, store=store, on_progress=lambda p: bar.update(task, completed=p.done_ratio)
-        )
+        task = bar.add_task(f"measuring {what}", total=1.0)
+        yield lambda progress: bar.update(task, completed=progress.done_ratio)
 
 
 @contextlib.contextmanager

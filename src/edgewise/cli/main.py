@@ -74,6 +74,13 @@ COMMANDS = {
         "edgewise.cli.fit:fit",
         "Fit a predictor of a model's costs in every state of a device.",
     ),
+    "place": Command(
+        "edgewise.cli.place:place", "Plan who runs where: several models, one accelerator, cores."
+    ),
+    "run-workload": Command(
+        "edgewise.cli.run_workload:run_workload",
+        "Play a workload of several models: predicted against observed.",
+    ),
     "run": Command("edgewise.cli.run:run", "Answer inputs within a latency budget."),
     "evaluate": Command(
         "edgewise.cli.evaluate:evaluate",

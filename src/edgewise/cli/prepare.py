@@ -110,7 +110,9 @@ def prepare(
     ] = False,
     loss: Annotated[
         str,
-        typer.Option("--loss", help="Joint: equal, wel, branchynet or eenet; +mean, +mono, +distil."),
+        typer.Option(
+            "--loss", help="Joint: equal, wel, branchynet or eenet; +mean, +mono, +distil."
+        ),
     ] = "wel+mono",
     schedule: Annotated[
         str, typer.Option("--schedule", help="Joint: milestones, every, cosine or one-cycle.")

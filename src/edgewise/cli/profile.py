@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from edgewise.cli.output import emit_json, stderr_console, stdout_console
-from edgewise.errors import BackendError, BackendUnavailable
+from edgewise.errors import BackendError, BackendUnavailable, ConfigError
 from edgewise.profiles import (
     Cost,
     Profile,
@@ -37,7 +37,9 @@ def profile(
     model: Annotated[
         str,
         typer.Argument(
-            help="A prepared model, a name of the model zoo, or an ONNX file.", show_default=False
+            help="A prepared model, a name of the model zoo, or an ONNX file; with --segments an"
+            " ONNX or TFLite file, or a name.",
+            show_default=False,
         ),
     ],
     *,
@@ -77,12 +79,70 @@ def profile(
         Path | None,
         typer.Option("--store", help="Database to keep samples in. Default: see doctor."),
     ] = None,
+    segments: Annotated[
+        bool,
+        typer.Option(
+            "--segments",
+            help="For placement: what an ONNX or TFLite file, or a prepared model with exits, costs"
+            " at each place to cut it between an accelerator and the CPU.",
+        ),
+    ] = False,
+    places: Annotated[
+        int | None,
+        typer.Option(
+            "--places",
+            help="With --segments: places inside the model, at most. Default: 10.",
+            show_default=False,
+        ),
+    ] = None,
+    threads_up_to: Annotated[
+        int | None,
+        typer.Option(
+            "--threads-up-to",
+            help="With --segments: measure with 1 to so many threads. Default: all usable cores.",
+            show_default=False,
+        ),
+    ] = None,
+    accelerator: Annotated[
+        str | None,
+        typer.Option(
+            "--accelerator",
+            help="With --segments: a shipped description or a TOML file. Default: coral-usb.",
+            show_default=False,
+        ),
+    ] = None,
 ) -> None:
     """Measure what each stage of a model costs on this machine.
 
     Every sample is kept as soon as it is taken: stopped at any moment, the same command goes on
-    from there.
+    from there. With --segments, nothing is kept but what --export writes.
     """
+    only_cut = {
+        "--places": places,
+        "--threads-up-to": threads_up_to,
+        "--accelerator": accelerator,
+    }
+    only_staged = {
+        "--backend": backend,
+        "--batch": batch,
+        "--store": store,
+        "--threads": None if threads == 1 else threads,
+    }
+    _refuse(only_staged if segments else only_cut, segments=segments)
+    if segments:
+        from edgewise.cli.segments import ACCELERATOR, PLACES, profile_segments
+
+        profile_segments(
+            model,
+            places=PLACES if places is None else places,
+            threads_up_to=threads_up_to,
+            accelerator=accelerator or ACCELERATOR,
+            quick=quick,
+            rounds=rounds,
+            as_json=as_json,
+            export=export,
+        )
+        return
     from edgewise.profiling import QUICK, THOROUGH, measure
 
     keep = ProfileStore(store or default_store_path())
@@ -111,6 +171,16 @@ def profile(
         show(found)
         if export is not None:
             stdout_console().print(f"written to {export}")
+
+
+def _refuse(options: Mapping[str, object], *, segments: bool) -> None:
+    """Refuse options that belong to the other way of profiling."""
+    for name, given in options.items():
+        if given is not None and given != []:
+            raise ConfigError(
+                f"{name} has no meaning {'with' if segments else 'without'} --segments",
+                help="edgewise profile --help",
+            )
 
 
 def load_for_timing(name_or_path: str) -> tuple[StagedModel, list[str]]:

@@ -97,10 +97,10 @@ def draw_charts(
     columns = min(columns, len(charts))
     rows = -(-len(charts) // columns)
     figure = Figure(figsize=(5.6 * columns, 0.4 + 3.9 * rows), layout="constrained")
-    grid = figure.subplots(rows, columns, squeeze=False).flat
+    grid = list(figure.subplots(rows, columns, squeeze=False).flat)
     for axes, chart in zip(grid, charts, strict=False):
         _draw(axes, chart)
-    for axes in list(grid)[len(charts) :]:
+    for axes in grid[len(charts) :]:
         axes.set_visible(False)
     figure.suptitle(title, fontsize=12, fontweight="bold", color=_INK)
     return save_figure(figure, path)
