@@ -223,7 +223,7 @@ def test_predictions_meet_what_the_event_simulator_observes() -> None:
     for tenant in played.tenants:
         said, seen = tenant.predicted, tenant.observed
         assert said.mean_s == pytest.approx(seen.mean_s, rel=0.03)
-        assert said.p95_s == pytest.approx(seen.p95_s, rel=0.12)
+        assert said.p95_s == pytest.approx(seen.p95_s, rel=0.2)
         assert said.miss == pytest.approx(seen.miss, rel=0.05)
         assert said.dsr == pytest.approx(seen.dsr, abs=0.02)
         assert said.cpu_busy is None or said.cpu_busy == pytest.approx(seen.cpu_busy, rel=0.05)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -88,3 +89,33 @@ def images(tmp_path_factory: pytest.TempPathFactory) -> Path:
         labels=np.arange(40) % CLASSES,
     )
     return path
+
+
+_ZOO = ("mobilenet_v2", "squeezenet", "mnasnet", "efficientnet_b0", "resnet18")
+
+
+@pytest.fixture(scope="module")
+def small_zoo(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """A user's cache in which networks of the zoo are five small layers in a row."""
+    onnx = pytest.importorskip("onnx")
+    pytest.importorskip("onnxruntime")
+    rng = np.random.default_rng(0)
+    helper, real = onnx.helper, onnx.TensorProto.FLOAT
+    nodes, weights, before = [], [], "x"
+    for k in range(5):
+        values = rng.standard_normal((64, 64)).astype(np.float32) / 8
+        weights.append(onnx.numpy_helper.from_array(values, f"w{k}"))
+        nodes.append(helper.make_node("MatMul", [before, f"w{k}"], [f"m{k}"]))
+        before = "y" if k == 4 else f"r{k}"
+        nodes.append(helper.make_node("Relu", [f"m{k}"], [before]))
+    ends = [helper.make_tensor_value_info(name, real, [1, 64]) for name in ("x", "y")]
+    graph = helper.make_graph(nodes, "net", ends[:1], ends[1:], initializer=weights)
+    proto = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=9)
+    home = tmp_path_factory.mktemp("cache")
+    folder = home / "edgewise" / "models"
+    folder.mkdir(parents=True)
+    for name in _ZOO:
+        (folder / f"{name}-int8-v1.onnx").write_bytes(proto.SerializeToString())
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("XDG_CACHE_HOME", str(home))
+        yield folder

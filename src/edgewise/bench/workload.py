@@ -20,9 +20,9 @@ import numpy.typing as npt
 from edgewise.backends.piece import Array
 from edgewise.bench.arrivals import Arrivals, instants_s, schedule
 from edgewise.clock import Clock, MonotonicClock
+from edgewise.placement.forecast import forecast, forecast_tail
 from edgewise.placement.plan import Placement
 from edgewise.placement.problem import Assumptions, CpuMode, Problem
-from edgewise.placement.response import evaluate, response_tail
 from edgewise.placement.simulate import QueueOrder, simulate
 from edgewise.placement.workload import Workload
 from edgewise.report.workload import (
@@ -474,7 +474,7 @@ def _forecast(
     held = None
     if plan.residency == "pinned":
         held = np.array([[float(s.sram_bytes or 0) for s in plan.shares]])
-    found = evaluate(problem, places, cores, shares_bytes=held)
+    found = forecast(problem, places, cores, shares_bytes=held)
     mean_s, miss, tail = found.response_s[0], found.miss[0], _formula_tail(found)
     if queue.discipline != "fcfs" and problem.accelerator is not None and found.stable[0]:
         mean_s, miss, tail = _simulated(workload, problem, plan, queue, held)
@@ -489,7 +489,7 @@ def _forecast(
 
 
 def _formula_tail(found: Any) -> Callable[[int, float], float]:
-    return lambda i, t_s: float(response_tail(found, np.array(t_s))[0, i])
+    return lambda i, t_s: float(forecast_tail(found, np.array(t_s))[0, i])
 
 
 def _simulated(

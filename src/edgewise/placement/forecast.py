@@ -25,6 +25,9 @@ from edgewise.placement.response import (
 Float64 = npt.NDArray[np.float64]
 Int64 = npt.NDArray[np.int64]
 
+# Of the bracket around a quantile in one array, and how often: to 17^-8, 1e-10 of the bracket.
+_SECTIONS, _PASSES = 17, 8
+
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Forecast(Evaluation):
@@ -156,8 +159,10 @@ def forecast_quantile_s(found: Forecast, q: float) -> Float64:
     """
     low = np.zeros_like(found.response_s)
     high = np.where(np.isinf(found.response_s), 1.0, found.response_s) / (1 - q)  # Markov's bound
-    for _ in range(50):
-        middle = (low + high) / 2
-        above = forecast_tail(found, middle) > 1 - q
-        low, high = np.where(above, middle, low), np.where(above, high, middle)
+    marks = (np.arange(1, _SECTIONS) / _SECTIONS)[:, None, None]
+    for _ in range(_PASSES):
+        width = (high - low) / _SECTIONS
+        above = forecast_tail(found, low + marks * (high - low)) > 1 - q  # [sections - 1, M, n]
+        low = low + width * above.sum(axis=0)
+        high = low + width
     return np.where(np.isinf(found.response_s), np.inf, high)
