@@ -22,12 +22,12 @@ demo: ## Watch answers arrive in time on this machine; writes edgewise-demo.html
 test: ## Run the tests, without the slow ones and those that need an accelerator
 	@bash .ci/environment dev
 	@echo "==> running the tests"
-	@$(BIN)/python -m pytest -m "not slow and not device"
+	@$(BIN)/python -m pytest -n auto --dist worksteal -m "not slow and not device"
 
 test-all: ## Run all tests; those without their device skip with the reason
 	@bash .ci/environment dev
 	@echo "==> running all tests"
-	@$(BIN)/python -m pytest
+	@$(BIN)/python -m pytest -n auto --dist worksteal
 
 lint: ## Check style, types and the direction of imports
 	@bash .ci/environment dev

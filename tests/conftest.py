@@ -2,24 +2,60 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import importlib.util
 import os
+import signal
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import hypothesis
 import pytest
 
-# A shared machine may stop a test for a while: no example fails for having taken long.
-hypothesis.settings.register_profile("edgewise", deadline=None)
+# A shared machine may stop a test for a while: no example fails for having taken long. Examples are
+# others in each run.
+hypothesis.settings.register_profile("edgewise", deadline=None, max_examples=50)
 hypothesis.settings.load_profile("edgewise")
 
 # Read when the libraries are first imported, hence here and not in a fixture.
 for _name in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"):
     os.environ.setdefault(_name, "1")
+
+# The width of whoever's terminal: readline, which pytest imports, hands it on to its processes.
+os.environ.pop("COLUMNS", None)
+os.environ.pop("LINES", None)
+
+# A shell's `&` lets its jobs ignore Ctrl-C, and they hand that on to what they start: programs
+# that a test interrupts would wait for ever.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _exporter_that_knows_its_operators() -> None:
+    """Let torch's ONNX exporter gather its operators once a run, not for two seconds an export."""
+    if "torch" not in sys.modules:
+        return
+    with contextlib.suppress(ImportError, AttributeError):  # a torch that keeps them elsewhere
+        from torch.onnx._internal.exporter._registration import ONNXRegistry
+
+        gather = functools.cache(ONNXRegistry.from_torchlib)
+        ONNXRegistry.from_torchlib = staticmethod(gather)  # type: ignore[method-assign]
+
+
+@pytest.fixture
+def whole_machine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """Hold what a machine has once: of several pytest processes, one is in here at a time."""
+    fcntl = pytest.importorskip("fcntl", reason="this system locks files otherwise")
+    folder = tmp_path_factory.getbasetemp()
+    if "PYTEST_XDIST_WORKER" in os.environ:
+        folder = folder.parent  # each process has a folder of its own in it
+    with (folder / "whole_machine.lock").open("w") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        yield
 
 
 @pytest.fixture(scope="session")

@@ -21,7 +21,7 @@ def test_the_demo_prints_each_policy_in_each_scene_and_writes_the_page(
     page = tmp_path / "demo.html"
 
     code = main(
-        ["demo", "--backend", "onnxruntime", "--seconds", "1", "--json", "--html", str(page)]
+        ["demo", "--backend", "onnxruntime", "--seconds", "0.6", "--json", "--html", str(page)]
     )
 
     found = json.loads(capsys.readouterr().out)
@@ -52,7 +52,7 @@ def test_a_model_that_is_not_there_is_told_with_the_nearest_name(
 def test_a_demo_that_is_interrupted_stops_its_loads_and_says_so(tmp_path: Path) -> None:
     demo = subprocess.Popen(
         [
-            sys.executable, "-m", "edgewise", "demo", "--backend", "onnxruntime", "--seconds", "6",
+            sys.executable, "-m", "edgewise", "demo", "--backend", "onnxruntime", "--seconds", "3",
         ],
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,

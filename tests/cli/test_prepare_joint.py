@@ -7,9 +7,17 @@ import pytest
 
 from edgewise.cli.main import main
 from edgewise.frontends.checkpoint import load_checkpoint
+from edgewise.frontends.zoo import small_resnet
 
 pytest.importorskip("transformers")
 pytest.importorskip("onnxruntime")
+
+
+@pytest.fixture(autouse=True)
+def _three_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Eight blocks take long to export, and this is about the command."""
+    monkeypatch.setattr(small_resnet, "_WIDTHS", (48,))
+    monkeypatch.setattr(small_resnet, "_DEPTHS", (3,))
 
 
 def _arguments(out: Path) -> list[str]:

@@ -17,7 +17,7 @@ FAMILIES = (
     "chain", "residual", "dense", "inception", "in_place", "attention", "hf_resnet", "hf_mobilenet",
     "hf_vit",
 )  # fmt: skip
-SLOW_TO_EXPORT = ("chain", "inception", "hf_mobilenet", "hf_vit")
+SLOW_TO_EXPORT = ("chain", "inception", "hf_resnet", "hf_mobilenet", "hf_vit")
 STAGES_AT_LEAST = {"inception": 3, "hf_resnet": 2, "residual": 3, "in_place": 2}
 
 

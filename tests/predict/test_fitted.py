@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import numpy as np
@@ -10,6 +10,7 @@ import pytest
 
 from edgewise.device.state import FEATURES, DeviceState, Quantity
 from edgewise.errors import ProfileError
+from edgewise.predict import fitting
 from edgewise.predict.fitted import FORMAT, FittedPredictor
 from edgewise.predict.fitting import fit_kind
 from edgewise.predict.samples_file import load_samples, save_samples
@@ -19,6 +20,14 @@ from edgewise.predict.stored import write_stored
 Synthetic = Callable[..., StateSamples]
 
 SOME = np.random.default_rng(3).permutation(2376)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _short_training() -> Iterator[None]:
+    """How well the network learns joules is asked elsewhere."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(fitting, "_ENERGY_STEPS", 50)
+        yield
 
 
 @pytest.fixture(scope="module")

@@ -125,6 +125,7 @@ def run_quick(checkpoint: Path, images: Path, tmp_path: Path) -> Any:
     )
 
 
+@pytest.mark.usefixtures("whole_machine")  # others' control groups would count as left behind
 def test_the_claim_runs_and_leaves_nothing_behind(
     checkpoint: Path, images: Path, tmp_path: Path
 ) -> None:
@@ -140,6 +141,7 @@ def test_the_claim_runs_and_leaves_nothing_behind(
     assert left_behind() == []
 
 
+@pytest.mark.usefixtures("whole_machine")
 def test_without_permission_co_runners_alone_disturb_and_the_notes_say_why(
     checkpoint: Path, images: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

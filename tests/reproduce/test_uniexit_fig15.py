@@ -1,11 +1,21 @@
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import pytest
 
-from edgewise.reproduce import Reproduction, Setup, run_claim
+from edgewise.reproduce import Reproduction, Setup, run_claim, uniexit_fig15
 from edgewise.reproduce._predicted import LM
 from edgewise.reproduce._simulated import Rows
 from edgewise.reproduce.uniexit_fig15 import _verdicts, sweep
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _short_training() -> Iterator[None]:
+    """Nothing here judges the network."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(uniexit_fig15, "_QUICK_STEPS", 100)
+        yield
 
 
 @pytest.fixture(scope="module")

@@ -9,7 +9,7 @@ pytest.importorskip("safetensors")
 
 
 def test_every_static_profile_method_is_shown_at_both_clocks() -> None:
-    found = run_claim("uniexit-fig2", Setup(quick=True, limit=25))
+    found = run_claim("uniexit-fig2", Setup(quick=True, limit=12))
 
     assert {f.provenance for f in found.figures} == {"simulated"}
     for name in _STATIC:

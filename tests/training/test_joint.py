@@ -7,7 +7,10 @@ import signal
 import subprocess
 import sys
 import textwrap
-from dataclasses import replace
+import threading
+import warnings
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -39,14 +42,46 @@ SETTINGS = JointSettings(epochs=3, batch=32, width=8, padding=1, save_every_s=0.
 MODELS = Path(__file__).parents[1] / "models.py"
 
 
-@pytest.fixture
-def backbone(nets: Any) -> Backbone:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Exported(Backbone):
+    """Gives each training a copy of one export, which takes longer than a short training."""
+
+    staged: StagedModel
+
+    def stage(self, exits: int | Sequence[float] | Sequence[str] = 8) -> StagedModel:
+        assert exits == 8
+        source: Any = copy.copy(self.staged.source)
+        with warnings.catch_warnings(action="ignore", category=FutureWarning):  # torch's own
+            source._module = copy.deepcopy(source._module)
+        source._lock, source._segments, source._onnx = threading.Lock(), {}, None
+        return replace(self.staged, source=source)
+
+
+def _backbone(nets: Any, family: str = "chain") -> Backbone:
     return Backbone(
-        name="chain",
-        module=nets.make("chain"),
+        name=family,
+        module=nets.make(family),
         preprocess=PREPROCESS,
         weights="random",
-        provenance={"architecture": "a chain"},
+        provenance={"architecture": f"a {family}"},
+    )
+
+
+@pytest.fixture(scope="module")
+def exported(nets: Any) -> StagedModel:
+    return _backbone(nets).stage()
+
+
+@pytest.fixture
+def backbone(nets: Any, exported: StagedModel) -> Backbone:
+    plain = _backbone(nets)
+    return Exported(
+        name=plain.name,
+        module=plain.module,
+        preprocess=plain.preprocess,
+        weights=plain.weights,
+        provenance=plain.provenance,
+        staged=exported,
     )
 
 
@@ -55,9 +90,8 @@ def _fit(backbone: Backbone, work: Path, **changes: Any) -> JointFit:
     return fit_jointly(backbone, DATA, work=work, exits=3, settings=settings, clock=VirtualClock())
 
 
-def test_backbone_and_heads_learn_and_the_result_survives_saving(
-    backbone: Backbone, tmp_path: Path
-) -> None:
+def test_backbone_and_heads_learn_and_the_result_survives_saving(nets: Any, tmp_path: Path) -> None:
+    backbone = _backbone(nets)
     seen: list[Progress] = []
     before = copy.deepcopy(backbone.module.state_dict())
     prepared = train_jointly(
@@ -322,8 +356,7 @@ def test_a_full_disk_keeps_the_last_state(backbone: Backbone, tmp_path: Path) ->
 def test_a_state_of_another_architecture_is_refused(
     backbone: Backbone, nets: Any, tmp_path: Path
 ) -> None:
-    other = replace(backbone, module=nets.make("residual"), name="residual")
-    _fit(other, tmp_path / "other", epochs=1)
+    _fit(_backbone(nets, "residual"), tmp_path / "other", epochs=1)
     with pytest.raises(ConfigError, match="holds the work of another job: backbone was 'residual'"):
         _fit(backbone, tmp_path / "other", epochs=1)
 

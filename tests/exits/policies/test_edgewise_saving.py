@@ -175,7 +175,7 @@ COST_S = st.floats(1e-4, 1.0)
 RATIO = st.floats(0.05, 1.0)
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=75, deadline=None)
 @given(
     stage_s=st.lists(COST_S, min_size=NUM, max_size=NUM),
     head_s=st.lists(COST_S, min_size=NUM, max_size=NUM),
