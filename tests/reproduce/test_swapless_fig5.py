@@ -25,7 +25,7 @@ def test_every_place_is_played_and_every_verdict_given(found: Reproduction) -> N
     assert len(rates) == 4  # two places at two rates
     assert len({row["place"] for row in rates}) == 2
     assert all(row["observed_s"] > 0 for row in (*low, *rates))
-    assert len(found.verdicts) == 3
+    assert len(found.verdicts) == 4
     assert {f.provenance for f in found.figures} == {"measured", "estimated"}
 
 
@@ -60,6 +60,8 @@ def row(place: int, rate: float, observed_s: float) -> Row:
         observed_parts_s=(0.0,) * 5,
         predicted_parts_s=(0.0,) * 5,
         other_ratio=0.0,
+        given_s=observed_s,
+        given_settled_s=observed_s,
     )
 
 
@@ -77,7 +79,7 @@ def test_the_formulas_are_right_where_they_tell_the_better_cut(
     crossing: float, *, holds: bool
 ) -> None:
     verdicts = claim._verdicts(Setup(), CROSSING, CROSSING, (9, 7), crossing=crossing)
-    assert verdicts[2].holds is holds
+    assert verdicts[3].holds is holds
 
 
 def test_a_miss_on_a_busy_machine_says_nothing_and_on_a_quiet_one_that_it_failed() -> None:
@@ -86,6 +88,6 @@ def test_a_miss_on_a_busy_machine_says_nothing_and_on_a_quiet_one_that_it_failed
     busy = claim._verdicts(
         Setup(), [replace(off[0], other_ratio=0.5)], CROSSING, (9, 7), crossing=None
     )
-    assert [v.holds for v in quiet] == [False, False, None]
-    assert [v.holds for v in busy] == [None, None, None]
+    assert [v.holds for v in quiet] == [False, True, False, None]
+    assert [v.holds for v in busy] == [None, True, None, None]
     assert "other programs used 50 %" in busy[0].detail

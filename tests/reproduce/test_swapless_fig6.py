@@ -29,7 +29,7 @@ def test_every_tenant_of_every_quick_mix_is_compared(found: Reproduction) -> Non
 
     assert [row["tenant"] for row in rows] == [net for mix in quick for net in mix.nets]
     assert all(row["observed_s"] > 0 for row in rows)
-    assert len(found.verdicts) == 3
+    assert len(found.verdicts) == 4
     skewed = next(f for f in found.figures if f.name == "MAPE at 90:10")
     assert skewed.ours is None
     assert skewed.note == "not played in a quick run"

@@ -19,8 +19,11 @@ from edgewise.bench.placement_runs import (
     FCFS,
     Models,
     compare,
+    contended,
     mape,
+    measured_around,
     play,
+    repriced,
     steady_arrivals,
     tenants_of,
 )
@@ -288,6 +291,8 @@ def error_figures(models: Models, *, requests: int, say: Say) -> dict[str, Any]:
     return {
         "single_mape_ratio": mape(rows),
         "multi_mape_ratio": mape(together),
+        "single_given_times_mape_ratio": mape(rows, "given"),
+        "multi_given_times_mape_ratio": mape(together, "given"),
         "single_paper_mape_ratio": _finite(mape(rows, "paper")),
         "multi_paper_mape_ratio": _finite(mape(together, "paper")),
         "plays": len(rows) + len(together) // len(_MULTI),
@@ -320,8 +325,11 @@ def _played(own: Any, problem: Problem, places: Any, *, requests: int) -> Any:
     arrivals = steady_arrivals(
         problem.rates.tolist(), requests=requests, rng=np.random.default_rng(0)
     )
-    played = play(own, problem, placement, arrivals, queue=FCFS)
-    return compare("bench", problem, placement, arrivals, played)
+    played, then = measured_around(
+        own, places, lambda: play(own, problem, placement, arrivals, queue=FCFS)
+    )
+    real = contended(then, repriced(problem, [m.profile for m in then]), places, cores)
+    return compare("bench", real, placement, arrivals, played)
 
 
 def change_figures(models: Models, *, changes: int, say: Say) -> dict[str, Any]:

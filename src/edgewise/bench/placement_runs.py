@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import math
 import sys
 import threading
 import time
@@ -44,7 +45,7 @@ from edgewise.runtime.tenants.engine import TenantEngine
 from edgewise.runtime.tenants.records import Cuttable, PlanChange, QueueRule, TenantModel
 
 Float64 = npt.NDArray[np.float64]
-Side = Literal["predicted", "paper", "raw", "replayed"]
+Side = Literal["predicted", "paper", "raw", "replayed", "given"]
 
 FCFS = QueueRule(discipline="fcfs")
 WARM_UP_RATIO = 0.05  # of a play, not counted: it begins empty
@@ -263,18 +264,97 @@ def contended(
         busy = np.minimum(offered / held, 1.0)
         others = offered.sum() - offered + (held - 1) * 2 * busy / (1 + busy)
         factor = 1 + more * np.clip(others / (problem.cores - 1), 0.0, 1.0)
-    tenants = tuple(
-        replace(t, profile=replace(t.profile, cpu_s=t.profile.cpu_s * f))
-        for t, f in zip(problem.tenants, factor.tolist(), strict=True)
+    return repriced(
+        problem,
+        [
+            replace(t.profile, cpu_s=t.profile.cpu_s * f)
+            for t, f in zip(problem.tenants, factor.tolist(), strict=True)
+        ],
     )
+
+
+def repriced(problem: Problem, profiles: Sequence[PartitionProfile]) -> Problem:
+    """The same problem with other costs.
+
+    Args:
+        problem: The problem.
+        profiles: In the order of its tenants.
+    """
     return Problem.of(
-        tenants,
+        [replace(t, profile=p) for t, p in zip(problem.tenants, profiles, strict=True)],
         problem.accelerator,
         cores=problem.cores,
         objective=problem.objective,
         assumptions=problem.assumptions,
         residency=problem.residency,
     )
+
+
+def measured_around(
+    models: Sequence[MeasuredModel],
+    places: Sequence[int],
+    run: Callable[[], Play],
+    *,
+    rounds: int = 6,
+    load: Callable[..., Piece] = load_piece,
+) -> tuple[Play, tuple[MeasuredModel, ...]]:
+    """Play, and measure the suffixes right before and right after.
+
+    A virtual machine gets faster and slower by a tenth within minutes, whatever runs on it. What a
+    suffix cost a while ago then says little of how good the formulas are.
+
+    Args:
+        models: In the order of the tenants.
+        places: Where each is cut.
+        run: Plays.
+        rounds: Of each measurement; suffixes take turns.
+        load: Loads a piece.
+
+    Returns:
+        The play, and the models with the costs of these suffixes replaced by the mean of both
+        measurements.
+
+    Raises:
+        EdgeError: As `load_piece`, or as ``run``.
+    """
+    with contextlib.ExitStack() as stack:
+        pieces = {}
+        for i, (model, place) in enumerate(zip(models, places, strict=True)):
+            if place == model.profile.last:
+                continue
+            cut = model.model
+            piece = load(cut.segment(place, cut.last), cut.format, threads=1)
+            stack.callback(piece.close)
+            x = np.zeros(piece.input.shape, dtype=piece.input.dtype)
+            piece.run(x)
+            pieces[i] = piece, x
+        samples: dict[int, list[float]] = {i: [] for i in pieces}
+        clock = MonotonicClock()
+
+        def measure() -> None:
+            for _ in range(rounds):
+                for i, (piece, x) in pieces.items():
+                    start_s = clock.now_s()
+                    piece.run(x)
+                    samples[i].append(clock.now_s() - start_s)
+
+        measure()
+        played = run()
+        measure()
+    found = list(models)
+    for i, taken in samples.items():
+        found[i] = _with_cost(models[i], places[i], np.array(taken))
+    return played, tuple(found)
+
+
+def _with_cost(model: MeasuredModel, place: int, taken_s: Float64) -> MeasuredModel:
+    """A model whose suffix after one place takes what was measured last."""
+    profile = model.profile
+    cpu_s = profile.cpu_s.copy()
+    cpu_s[place] *= taken_s.mean() / profile.cpu_s[place, 0]
+    cv2 = np.array(profile.cpu_cv2, dtype=np.float64)
+    cv2[place] = taken_s.var() / taken_s.mean() ** 2
+    return replace(model, profile=replace(profile, cpu_s=cpu_s, cpu_cv2=cv2))
 
 
 def _with_means(profile: PartitionProfile, times: SegmentTimes) -> PartitionProfile:
@@ -553,6 +633,9 @@ class Row:
             what none of them accounts for: handing over.
         predicted_parts_s: The same.
         other_ratio: Share of the machine that other processes used; ``None`` if unknown.
+        given_s: By our formulas, given how long the play's own suffixes took; ``None`` where that
+            was not asked.
+        given_settled_s: As `settled_s`, by a replay with those times.
     """
 
     label: str
@@ -571,6 +654,8 @@ class Row:
     observed_parts_s: tuple[float, ...]
     predicted_parts_s: tuple[float, ...]
     other_ratio: float | None
+    given_s: float | None = None
+    given_settled_s: float | None = None
 
     @property
     def settled_s(self) -> float:
@@ -587,8 +672,13 @@ class Row:
         Args:
             of: ``predicted`` or ``paper``: the formulas against `settled_s`. ``raw``: ours against
                 `observed_s`. ``replayed``: the replay against `observed_s`, which leaves the
-                costs' error alone.
+                costs' error alone. ``given``: ours, given the play's own suffix times, which
+                leaves the formulas' error alone.
         """
+        if of == "given":
+            if self.given_s is None or self.given_settled_s is None:
+                return math.nan
+            return self.given_s / self.given_settled_s - 1
         seen_s = self.settled_s if of in {"predicted", "paper"} else self.observed_s
         said_s = {"paper": self.paper_s, "replayed": self.replayed_s}.get(of, self.predicted_s)
         return said_s / seen_s - 1
@@ -619,20 +709,11 @@ def compare(  # noqa: PLR0913 - both sides of a comparison
         shares = np.array([[float(s.sram_bytes or 0) for s in placement.shares]])
     ours = forecast(problem, places, cores, shares_bytes=shares)
     theirs = evaluate(_as_paper(problem), places, cores, shares_bytes=shares)
-    # Suffixes of constant length: their chance in a replay is not that of the play.
-    simulated = functools.partial(
-        simulate,
-        replace(problem, cpu_cv2=np.zeros_like(problem.cpu_cv2)),
-        placement.places,
-        placement.cores,
-        shares_bytes=None if shares is None else shares[0],
-    )
-    replayed = simulated(
-        horizon_s=arrivals.duration_s,
-        arrivals=[arrivals.of(i) for i in range(len(problem.tenants))],
-        warm_up_ratio=WARM_UP_RATIO,
-    )
-    long_run = simulated(requests=_LONG_RUN, seed=seed)
+    replay = functools.partial(_replay, placement=placement, arrivals=arrivals, seed=seed)
+    replayed_s, long_run_s = replay(problem, shares_bytes=shares)
+    served = _as_served(problem, placement, played)
+    given = forecast(served, places, cores, shares_bytes=shares)
+    given_replayed_s, given_long_run_s = replay(served, shares_bytes=shares)
     rows = []
     for i, tenant in enumerate(problem.tenants):
         own = played.of(tenant.name)
@@ -649,8 +730,8 @@ def compare(  # noqa: PLR0913 - both sides of a comparison
                 observed_s=float(np.mean([r.response_s for r in own])),
                 predicted_s=float(ours.response_s[0, i]),
                 paper_s=float(theirs.response_s[0, i]),
-                replayed_s=replayed.tenants[i].mean_s,
-                long_run_s=long_run.tenants[i].mean_s,
+                replayed_s=replayed_s[i],
+                long_run_s=long_run_s[i],
                 observed_miss=float(np.mean([bool(r.missed) for r in own])) if uses else None,
                 predicted_miss=float(ours.miss[0, i]),
                 paper_miss=float(theirs.miss[0, i]),
@@ -663,9 +744,55 @@ def compare(  # noqa: PLR0913 - both sides of a comparison
                     0.0,
                 ),
                 other_ratio=played.other_ratio,
+                given_s=float(given.response_s[0, i]),
+                given_settled_s=float(np.mean([r.response_s for r in own]))
+                - (given_replayed_s[i] - given_long_run_s[i]),
             )
         )
     return rows
+
+
+def _replay(
+    problem: Problem,
+    *,
+    placement: Placement,
+    arrivals: Arrivals,
+    shares_bytes: Float64 | None,
+    seed: int,
+) -> tuple[list[float], list[float]]:
+    """Mean responses of the same arrivals on a virtual clock, and of very many, by tenant.
+
+    Suffixes have constant length: their chance in a replay is not that of the play.
+    """
+    simulated = functools.partial(
+        simulate,
+        replace(problem, cpu_cv2=np.zeros_like(problem.cpu_cv2)),
+        placement.places,
+        placement.cores,
+        shares_bytes=None if shares_bytes is None else shares_bytes[0],
+    )
+    replayed = simulated(
+        horizon_s=arrivals.duration_s,
+        arrivals=[arrivals.of(i) for i in range(len(problem.tenants))],
+        warm_up_ratio=WARM_UP_RATIO,
+    )
+    long_run = simulated(requests=_LONG_RUN, seed=seed)
+    return [t.mean_s for t in replayed.tenants], [t.mean_s for t in long_run.tenants]
+
+
+def _as_served(problem: Problem, placement: Placement, played: Play) -> Problem:
+    """The problem with the suffix times that the play itself had."""
+    profiles = []
+    for i, tenant in enumerate(problem.tenants):
+        profile, place = tenant.profile, placement.places[i]
+        taken_s = np.array([r.cpu_s for r in played.of(tenant.name) if r.cpu_s is not None])
+        if len(taken_s) and place < profile.last:
+            cpu_s, cv2 = profile.cpu_s.copy(), np.array(profile.cpu_cv2, dtype=np.float64)
+            cpu_s[place] *= taken_s.mean() / problem.cpu_s[i, place, placement.cores[i]]
+            cv2[place] = taken_s.var() / taken_s.mean() ** 2
+            profile = replace(profile, cpu_s=cpu_s, cpu_cv2=cv2)
+        profiles.append(profile)
+    return repriced(problem, profiles)
 
 
 def mape(rows: Sequence[Row], of: Side = "predicted") -> float:

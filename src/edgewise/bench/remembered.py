@@ -13,8 +13,10 @@ from typing import Any
 
 import numpy as np
 
-from edgewise.backends.piece import Array, Piece, load_piece
-from edgewise.runtime.tenants.records import Cuttable
+from edgewise.backends.piece import Array, ArraySpec, Piece, load_piece
+from edgewise.runtime.tenants.records import Cuttable, zeros_for
+
+_MOST_KEPT = 6  # files of pieces, for plans that come back
 
 
 def make_inputs(model: Cuttable, *, count: int, rng: np.random.Generator) -> tuple[Array, ...]:
@@ -60,21 +62,29 @@ class RememberedModel:
         self.format = model.format
         self.places = model.places
         self._model = model
+        self._contents: dict[tuple[int, int], bytes] = {}
         self._files: dict[bytes, int] = {}  # digest of a prefix's file to its place
         self._outputs: list[dict[bytes, Array]] = [{} for _ in model.places]
-        crossing = list(inputs)
+        # Plans are warmed up with zeros; that must take no more time than the device says.
+        known = [*inputs, zeros_for(model)]
+        crossing = known
         for place in range(1, model.last + 1):
             piece = load(model.segment(place - 1, place), model.format, threads=1)
             crossing = [piece.run(x) for x in crossing]
             piece.close()
-            pairs = zip(inputs, crossing, strict=True)
+            pairs = zip(known, crossing, strict=True)
             self._outputs[place] = {_digest(x): y for x, y in pairs}
 
     def segment(self, start: int, stop: int) -> bytes:
         """Content of the model file between two places."""
+        if (start, stop) in self._contents:
+            return self._contents[start, stop]
         content = self._model.segment(start, stop)
         if start == 0:
             self._files[hashlib.sha256(content).digest()] = stop
+        if len(self._contents) >= _MOST_KEPT:
+            del self._contents[next(iter(self._contents))]
+        self._contents[start, stop] = content
         return content
 
     def __getattr__(self, name: str) -> Any:
@@ -83,26 +93,56 @@ class RememberedModel:
             raise AttributeError(name)
         return getattr(self._model, name)
 
-    def outputs_of(self, content: bytes) -> Mapping[bytes, Array] | None:
-        """What a prefix answers, by digest of its input; ``None`` for other files."""
+    def remembered(
+        self, content: bytes, load: Callable[[], Piece], *, threads: int
+    ) -> Piece | None:
+        """A prefix that answers the pool's inputs without computing; ``None`` for other files.
+
+        Args:
+            content: Of the file.
+            load: Loads it, for inputs that are not of the pool.
+            threads: Of its calls.
+        """
         place = self._files.get(hashlib.sha256(content).digest())
-        return None if place is None else self._outputs[place]
+        if place is None:
+            return None
+        ends = (self.places[0], self.places[place])
+        given, answer = (ArraySpec(shape=tuple(e.shape), dtype=e.dtype) for e in ends)
+        return _Remembered(load, given, answer, self._outputs[place], threads=threads)
 
 
 class _Remembered(Piece):
-    def __init__(self, piece: Piece, outputs: Mapping[bytes, Array]) -> None:
-        self.backend, self.threads = piece.backend, piece.threads
-        self.input, self.output = piece.input, piece.output
-        self._piece = piece
+    """Loaded only when an input is not of the pool: loading takes the cores from suffixes."""
+
+    backend = "remembered"
+
+    def __init__(
+        self,
+        load: Callable[[], Piece],
+        given: ArraySpec,
+        answer: ArraySpec,
+        outputs: Mapping[bytes, Array],
+        *,
+        threads: int,
+    ) -> None:
+        self.threads = threads
+        self.input, self.output = given, answer
+        self._load = load
+        self._piece: Piece | None = None
         self._outputs = outputs
 
     def run(self, x: Array) -> Array:
         self.check(x)
         known = self._outputs.get(_digest(x))
-        return self._piece.run(x) if known is None else known.copy()
+        if known is not None:
+            return known.copy()
+        if self._piece is None:
+            self._piece = self._load()
+        return self._piece.run(x)
 
     def close(self) -> None:
-        self._piece.close()
+        if self._piece is not None:
+            self._piece.close()
 
 
 def remembered_loader(
@@ -116,10 +156,11 @@ def remembered_loader(
     """
 
     def load_remembered(content: bytes, format: Any, *, threads: int = 1) -> Piece:  # noqa: A002
-        piece = load(content, format, threads=threads)
-        found = (outputs for m in models if (outputs := m.outputs_of(content)) is not None)
-        outputs = next(found, None)
-        return piece if outputs is None else _Remembered(piece, outputs)
+        def own() -> Piece:
+            return load(content, format, threads=threads)
+
+        found = (m.remembered(content, own, threads=threads) for m in models)
+        return next((piece for piece in found if piece is not None), None) or own()
 
     return load_remembered
 

@@ -47,7 +47,7 @@ class Command:
 COMMANDS = {
     "demo": Command(
         "edgewise.cli.demo:demo",
-        "Watch a classifier meet its latency budget on this machine while load comes and goes.",
+        "Watch a classifier meet its latency budget here while load comes and goes.",
     ),
     "doctor": Command(
         "edgewise.cli.doctor:doctor",

@@ -85,6 +85,7 @@ PACKAGES = (
     Package("openvino", ("openvino",), "openvino", "runs stages", _LIST_OPENVINO, quick=True),
     Package("torch", ("torch",), "torch", "stages and prepares models", _LIST_TORCH),
     Package("ai-edge-litert", ("ai-edge-litert",), "litert", "runs TFLite models", _LIST_LITERT),
+    Package("flatbuffers", ("flatbuffers",), "litert", "reads and cuts TFLite files"),
     Package("onnx", ("onnx",), "onnx", "reads and cuts model files"),
     Package("onnxscript", ("onnxscript",), "onnx", "exports from torch"),
     Package("safetensors", ("safetensors",), "onnx", "checkpoints"),

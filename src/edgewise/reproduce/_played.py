@@ -50,7 +50,8 @@ def setting(paper: str, *, ours: str, others: Iterable[float | None]) -> dict[st
         "observed": "real requests on the real clock: suffixes computed and measured on this"
         " machine, the accelerator simulated (it sleeps as long as its description says; outputs"
         " are precomputed)",
-        "predicted": "from costs measured a moment before, means of all rounds, one thread each",
+        "predicted": "from costs measured right before and right after each play, means, one"
+        " thread each",
         "machine": f"{device_fingerprint().cpu_model or 'unknown'}, {cores()} cores for suffixes",
         "other load": _other(others),
     }

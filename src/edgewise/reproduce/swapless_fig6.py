@@ -16,7 +16,9 @@ from edgewise.bench.placement_runs import (
     compare,
     contended,
     mape,
+    measured_around,
     play,
+    repriced,
     steady_arrivals,
     tenants_of,
 )
@@ -157,8 +159,8 @@ def _play(setup: Setup, models: Models, mix: _Mix, number: int) -> list[Row]:
     rng = np.random.default_rng([setup.seed, number])
     arrivals = steady_arrivals(rates.tolist(), requests=max(requests, 4), rng=rng)
     setup.say(f"{mix.label}: cut at {plan.places}, {arrivals.duration_s:.0f} s")
-    seen = play(found, problem, plan, arrivals)
-    real = contended(found, problem, plan.places, plan.cores)
+    seen, then = measured_around(found, plan.places, lambda: play(found, problem, plan, arrivals))
+    real = contended(then, repriced(problem, [m.profile for m in then]), plan.places, plan.cores)
     return compare(mix.label, real, plan, arrivals, seen, seed=setup.seed)
 
 
@@ -265,6 +267,14 @@ def _verdicts(setup: Setup, rows: Sequence[Row]) -> tuple[Verdict, ...]:
             f"the predicted means are within {100 * _MAPE:.0f} % of the observed ones on average",
             holds=error <= _MAPE,
             detail=f"MAPE {100 * error:.1f} % over {len(rows)} tenants",
+            others=others,
+        ),
+        played.verdict(
+            setup,
+            f"given the plays' own suffix times, the formulas are within {100 * _MAPE:.0f} %",
+            holds=mape(rows, "given") <= _MAPE,
+            detail=f"MAPE {100 * mape(rows, 'given'):.1f} %, worst"
+            f" {100 * max(abs(r.error_ratio('given')) for r in rows):.1f} %",
             others=others,
         ),
         played.verdict(
