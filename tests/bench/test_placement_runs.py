@@ -209,6 +209,11 @@ def test_every_request_of_a_play_is_answered_and_compared(pair: list[MeasuredMod
     assert seen.lost == 0
     assert seen.calls > len(arrivals.due_s)  # and those that warmed it
     rows = compare("x", problem, plan, arrivals, seen)
+    assert set(seen.overheads.handing_s) == {m.name for m in pair}
+    device = problem.accelerator
+    assert device is not None
+    slower = replace(device, fixed_s=device.fixed_s + seen.overheads.gap_s)
+    problem = Problem.of(problem.tenants, slower, cores=problem.cores)
     said = forecast(problem, np.array([plan.places]), np.array([plan.cores]))
     replayed = simulate(
         problem,
@@ -219,9 +224,10 @@ def test_every_request_of_a_play_is_answered_and_compared(pair: list[MeasuredMod
         warm_up_ratio=WARM_UP_RATIO,
     )
     for i, row in enumerate(rows):
-        assert row.predicted_s == pytest.approx(said.response_s[0, i])
+        more_s = seen.overheads.handing_s[row.tenant]
+        assert row.predicted_s == pytest.approx(said.response_s[0, i] + more_s)
         assert sum(row.predicted_parts_s) == pytest.approx(row.predicted_s)
-        assert row.replayed_s == pytest.approx(replayed.tenants[i].mean_s)
+        assert row.replayed_s == pytest.approx(replayed.tenants[i].mean_s + more_s)
         assert row.observed_s >= row.predicted_parts_s[1]  # no request beats its own prefix
         assert sum(row.observed_parts_s) == pytest.approx(row.observed_s)
         # The order of requests alone decides who reloads, and first come is first served.

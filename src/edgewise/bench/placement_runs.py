@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import itertools
 import math
 import sys
 import threading
@@ -51,6 +52,7 @@ FCFS = QueueRule(discipline="fcfs")
 WARM_UP_RATIO = 0.05  # of a play, not counted: it begins empty
 _POOL = 4  # inputs of each tenant, taken in turn
 _WARM_S = 60.0  # for a first answer of each tenant
+_PROBES = 12  # requests of each tenant, alone and at once, for what handing over costs
 _DRAIN_S = 60.0
 _LONG_RUN = 100_000  # requests, all tenants
 _MAX_WAITING = 100_000  # none is refused: latency is what is compared
@@ -411,6 +413,19 @@ def steady_arrivals(
 # --- playing -------------------------------------------------------------------------------------
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Overheads:
+    """What requests cost beside their services: threads that wake up, locks, a language.
+
+    Attributes:
+        gap_s: Between a prefix and the next one that waits, on the accelerator's thread.
+        handing_s: By tenant, of a request alone on an idle engine, the gap left out.
+    """
+
+    gap_s: float = 0.0
+    handing_s: Mapping[str, float] = field(default_factory=dict)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Play:
     """What was played.
@@ -426,6 +441,7 @@ class Play:
         other_ratio: Share of the machine that other processes used; ``None`` if unknown.
         steal_ratio: Share that the hypervisor gave to other machines; ``None`` if unknown.
         extra: What ``beside`` returned.
+        overheads: What requests cost beside their services, seen just before the play.
     """
 
     requests: tuple[PlayedRequest, ...] = field(repr=False)
@@ -438,6 +454,7 @@ class Play:
     other_ratio: float | None
     steal_ratio: float | None
     extra: Any = None
+    overheads: Overheads = field(default_factory=Overheads)
 
     @property
     def lost(self) -> int:
@@ -505,6 +522,7 @@ def play(  # noqa: PLR0913 - a play's whole circumstances
             )
         )
         stack.enter_context(_prompt_threads())
+        overheads = _overheads(engine, models)
         extra = None if beside is None else stack.enter_context(beside(engine))
         before = read_cpu_counters()
         sent = send(
@@ -529,7 +547,31 @@ def play(  # noqa: PLR0913 - a play's whole circumstances
         other_ratio=load_seen.other_ratio,
         steal_ratio=load_seen.steal_ratio,
         extra=extra,
+        overheads=overheads,
     )
+
+
+def _overheads(engine: TenantEngine, models: Sequence[MeasuredModel]) -> Overheads:
+    """Send some requests one by one, and then some of each tenant at once."""
+    gaps: list[float] = []
+    handing_s: dict[str, float] = {}
+    for model in models:
+        x = model.inputs[0]
+        alone = []
+        for _ in range(_PROBES):
+            seen = engine.submit(model.name, x).result(_WARM_S)
+            alone.append(seen.response_s - (seen.service_s or 0.0) - (seen.cpu_s or 0.0))
+        handing_s[model.name] = float(np.median(alone))
+        tickets = [engine.submit(model.name, x) for _ in range(_PROBES)]
+        answers = [ticket.result(_WARM_S) for ticket in tickets]
+        ends = sorted(
+            (a.due_s + (a.accelerator_wait_s or 0.0) + a.service_s, a.service_s)
+            for a in answers
+            if a.service_s is not None
+        )
+        gaps += [max(0.0, b - a - s) for (a, _), (b, s) in itertools.pairwise(ends)]
+    gap_s = float(np.median(gaps)) if gaps else 0.0
+    return Overheads(gap_s=gap_s, handing_s={k: max(0.0, v - gap_s) for k, v in handing_s.items()})
 
 
 @contextlib.contextmanager
@@ -703,6 +745,8 @@ def compare(  # noqa: PLR0913 - both sides of a comparison
         played: What became of it.
         seed: Of the long run.
     """
+    problem = _with_gap(problem, played.overheads.gap_s)
+    more_s = [played.overheads.handing_s.get(t.name, 0.0) for t in problem.tenants]
     places, cores = np.array([placement.places]), np.array([placement.cores])
     shares = None
     if placement.residency == "pinned":
@@ -728,10 +772,10 @@ def compare(  # noqa: PLR0913 - both sides of a comparison
                 rate_per_s=tenant.rate_per_s,
                 requests=len(own),
                 observed_s=float(np.mean([r.response_s for r in own])),
-                predicted_s=float(ours.response_s[0, i]),
-                paper_s=float(theirs.response_s[0, i]),
-                replayed_s=replayed_s[i],
-                long_run_s=long_run_s[i],
+                predicted_s=float(ours.response_s[0, i]) + more_s[i],
+                paper_s=float(theirs.response_s[0, i]) + more_s[i],
+                replayed_s=replayed_s[i] + more_s[i],
+                long_run_s=long_run_s[i] + more_s[i],
                 observed_miss=float(np.mean([bool(r.missed) for r in own])) if uses else None,
                 predicted_miss=float(ours.miss[0, i]),
                 paper_miss=float(theirs.miss[0, i]),
@@ -741,15 +785,30 @@ def compare(  # noqa: PLR0913 - both sides of a comparison
                     float(ours.service_s[0, i] + ours.miss[0, i] * ours.load_s[0, i]),
                     float(ours.cpu_wait_s[0, i]),
                     float(ours.cpu_s[0, i]),
-                    0.0,
+                    more_s[i],
                 ),
                 other_ratio=played.other_ratio,
-                given_s=float(given.response_s[0, i]),
+                given_s=float(given.response_s[0, i]) + more_s[i],
                 given_settled_s=float(np.mean([r.response_s for r in own]))
                 - (given_replayed_s[i] - given_long_run_s[i]),
             )
         )
     return rows
+
+
+def _with_gap(problem: Problem, gap_s: float) -> Problem:
+    """The problem on a device whose every call takes longer by what lies between two."""
+    device = problem.accelerator
+    if device is None or gap_s == 0:
+        return problem
+    return Problem.of(
+        problem.tenants,
+        replace(device, fixed_s=device.fixed_s + gap_s),
+        cores=problem.cores,
+        objective=problem.objective,
+        assumptions=problem.assumptions,
+        residency=problem.residency,
+    )
 
 
 def _replay(

@@ -51,7 +51,7 @@ def setting(paper: str, *, ours: str, others: Iterable[float | None]) -> dict[st
         " machine, the accelerator simulated (it sleeps as long as its description says; outputs"
         " are precomputed)",
         "predicted": "from costs measured right before and right after each play, means, one"
-        " thread each",
+        " thread each, and what handing a request over costs, seen right before",
         "machine": f"{device_fingerprint().cpu_model or 'unknown'}, {cores()} cores for suffixes",
         "other load": _other(others),
     }
