@@ -63,8 +63,20 @@ def nets() -> Any:
     """Small nets of many families."""
     torch = pytest.importorskip("torch", reason="torch is not installed")
     torch.set_num_threads(1)
+    return _helpers("models")
+
+
+@pytest.fixture(scope="session")
+def tflite() -> Any:
+    """The module that writes small TFLite models."""
+    pytest.importorskip("ai_edge_litert", reason="ai-edge-litert is not installed")
+    return _helpers("tflite_models")
+
+
+def _helpers(name: str) -> Any:
+    """Import a file beside this one that is no test."""
     spec = importlib.util.spec_from_file_location(
-        "edgewise_test_models", Path(__file__).parent / "models.py"
+        f"edgewise_test_{name}", Path(__file__).parent / f"{name}.py"
     )
     assert spec is not None
     assert spec.loader is not None

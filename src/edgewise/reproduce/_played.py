@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import asdict
 from typing import Any
 
-from edgewise.bench.placement_runs import MeasuredModel, Models, Row
+from edgewise.bench.placement_runs import MeasuredModel, Models, Row, mape
 from edgewise.device import device_fingerprint, usable_cores
 from edgewise.frontends.zoo_int8 import models_folder
 from edgewise.reproduce import _placement as common
@@ -89,6 +89,39 @@ def verdict(
         busy = f"other programs used {100 * other:.0f} % of the machine"
         return Verdict(claim=claim, holds=None, detail=f"{detail}; {busy}")
     return Verdict(claim=claim, holds=False, detail=detail)
+
+
+def error_verdicts(
+    setup: Setup, rows: Sequence[Row], *, reach_ratio: float, what: str
+) -> tuple[Verdict, Verdict]:
+    """Judge predicted means by their MAPE, and again given the plays' own suffix times.
+
+    Args:
+        setup: As for `verdict`.
+        rows: What was played.
+        reach_ratio: Largest MAPE that bears the claim out.
+        what: Rows are called so.
+    """
+    others = [row.other_ratio for row in rows]
+    error, given = mape(rows), mape(rows, "given")
+    worst = max(abs(row.error_ratio("given")) for row in rows)
+    return (
+        verdict(
+            setup,
+            f"the predicted means are within {100 * reach_ratio:.0f} % of the observed ones on"
+            " average",
+            holds=error <= reach_ratio,
+            detail=f"MAPE {100 * error:.1f} % over {len(rows)} {what}",
+            others=others,
+        ),
+        verdict(
+            setup,
+            f"given the plays' own suffix times, the formulas are within {100 * reach_ratio:.0f} %",
+            holds=given <= reach_ratio,
+            detail=f"MAPE {100 * given:.1f} %, worst {100 * worst:.1f} %",
+            others=others,
+        ),
+    )
 
 
 def row_figures(rows: Sequence[Row]) -> list[Figure]:

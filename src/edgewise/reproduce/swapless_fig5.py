@@ -268,7 +268,6 @@ def _verdicts(
     crossing: float | None,
 ) -> tuple[Verdict, ...]:
     others = [row.other_ratio for row in low]
-    error = mape(low)
     rates, gains = _gains(high, pair)
     claim = "which of two cuts is better depends on the rate, and the formulas say where"
     if crossing is None:
@@ -288,21 +287,7 @@ def _verdicts(
             others=[row.other_ratio for row in high],
         )
     return (
-        played.verdict(
-            setup,
-            f"the predicted mean is within {100 * _MAPE:.0f} % of the observed one on average",
-            holds=error <= _MAPE,
-            detail=f"MAPE {100 * error:.1f} % over {len(low)} places",
-            others=others,
-        ),
-        played.verdict(
-            setup,
-            f"given the play's own suffix times, the formulas are within {100 * _MAPE:.0f} %",
-            holds=mape(low, "given") <= _MAPE,
-            detail=f"MAPE {100 * mape(low, 'given'):.1f} %, worst"
-            f" {100 * max(abs(r.error_ratio('given')) for r in low):.1f} %",
-            others=others,
-        ),
+        *played.error_verdicts(setup, low, reach_ratio=_MAPE, what="places"),
         played.verdict(
             setup,
             "no place is mispredicted by more than 10 %",

@@ -254,7 +254,6 @@ def _miss_figures(rows: Sequence[Row]) -> list[Figure]:
 
 def _verdicts(setup: Setup, rows: Sequence[Row]) -> tuple[Verdict, ...]:
     others = [row.other_ratio for row in rows]
-    error = mape(rows)
     off = {
         f"{row.label}, {row.tenant}": abs(row.predicted_miss - observed)
         for row, observed in _with_prefix(rows)
@@ -262,21 +261,7 @@ def _verdicts(setup: Setup, rows: Sequence[Row]) -> tuple[Verdict, ...]:
     worst = max(off, key=lambda key: off[key])
     calm = max(observed for row, observed in _with_prefix(rows) if row.label == _MIXES[0].label)
     return (
-        played.verdict(
-            setup,
-            f"the predicted means are within {100 * _MAPE:.0f} % of the observed ones on average",
-            holds=error <= _MAPE,
-            detail=f"MAPE {100 * error:.1f} % over {len(rows)} tenants",
-            others=others,
-        ),
-        played.verdict(
-            setup,
-            f"given the plays' own suffix times, the formulas are within {100 * _MAPE:.0f} %",
-            holds=mape(rows, "given") <= _MAPE,
-            detail=f"MAPE {100 * mape(rows, 'given'):.1f} %, worst"
-            f" {100 * max(abs(r.error_ratio('given')) for r in rows):.1f} %",
-            others=others,
-        ),
+        *played.error_verdicts(setup, rows, reach_ratio=_MAPE, what="tenants"),
         played.verdict(
             setup,
             f"predicted shares of reloads are within {100 * _MISS:.0f} points of the observed ones",
