@@ -5,6 +5,7 @@ import importlib
 import os
 import subprocess
 import sys
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Annotated
 
@@ -193,11 +194,27 @@ def test_a_reader_that_goes_away_is_not_complained_about() -> None:
     assert done.stderr == b""
 
 
-@pytest.mark.parametrize("name", list(cli.COMMANDS))
-def test_every_command_in_the_table_exists(name: str) -> None:
-    module, _, function = cli.COMMANDS[name].target.partition(":")
+def _targets(commands: Mapping[str, cli.Command]) -> Iterator[object]:
+    for command in commands.values():
+        module, _, name = command.target.partition(":")
+        found = getattr(importlib.import_module(module), name)
+        if isinstance(found, Mapping):
+            yield from _targets(found)
+        else:
+            yield found
 
-    assert callable(getattr(importlib.import_module(module), function))
+
+def test_every_command_in_the_table_exists() -> None:
+    assert all(callable(target) for target in _targets(cli.COMMANDS))
+
+
+def test_a_command_of_a_group_is_found_and_its_neighbours_are_named(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert cli.main(["dispatch"]) == 0
+    assert "edgewise dispatch COMMAND" in capsys.readouterr().out
+    assert cli.main(["dispatch", "trase"]) == 2
+    assert "did you mean 'trace'" in capsys.readouterr().err
 
 
 def test_the_documentation_lists_every_exit_code() -> None:

@@ -13,7 +13,7 @@ import os
 import re
 import sys
 import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -36,7 +36,8 @@ class Command:
     """One line of the table of commands.
 
     Attributes:
-        target: ``"module:function"``; Typer reads the function's signature.
+        target: ``"module:function"``; Typer reads the function's signature. Or
+            ``"module:COMMANDS"``, a table like :data:`COMMANDS` of the words that may follow.
         help: What it does, one imperative line.
     """
 
@@ -80,6 +81,10 @@ COMMANDS = {
     "run-workload": Command(
         "edgewise.cli.run_workload:run_workload",
         "Play a workload of several models: predicted against observed.",
+    ),
+    "dispatch": Command(
+        "edgewise.cli.dispatch:COMMANDS",
+        "Choose which backend runs each operator of a transformer, and run that.",
     ),
     "run": Command("edgewise.cli.run:run", "Answer inputs within a latency budget."),
     "evaluate": Command(
@@ -177,9 +182,9 @@ def version() -> str:
 def _dispatch(arguments: list[str]) -> int:
     first = arguments[0] if arguments else "--help"
     if first == "help" and len(arguments) > 1:
-        return _dispatch([arguments[1], "--help"])
+        return _dispatch([*arguments[1:], "--help"])
     if first in {"--help", "-h", "help"}:
-        _print_help()
+        _print_help(COMMANDS, f"Edgewise {version()}: neural networks whose answers arrive in time")
         return 0
     if first in {"--version", "-V"}:
         sys.stdout.write(f"edgewise {version()}\n")
@@ -191,18 +196,21 @@ def _dispatch(arguments: list[str]) -> int:
             f"edgewise has no {what} {first!r}; {nearest_names(first, known)}",
             help="edgewise --help",
         )
-    return _run(first, arguments[1:])
+    return _run(first, COMMANDS[first], arguments[1:])
 
 
-def _run(name: str, arguments: list[str]) -> int:
+def _run(name: str, entry: Command, arguments: list[str]) -> int:
     import typer
     import typer.main
 
-    module_name, _, attribute = COMMANDS[name].target.partition(":")
-    function: Callable[..., Any] = getattr(importlib.import_module(module_name), attribute)
+    module_name, _, attribute = entry.target.partition(":")
+    found = getattr(importlib.import_module(module_name), attribute)
+    if isinstance(found, Mapping):
+        return _run_in_group(name, entry, found, arguments)
+    function: Callable[..., Any] = found
     # Markdown, since in rich's own markup "edgewise[onnx]" would lose its brackets.
     app = typer.Typer(add_completion=False, rich_markup_mode="markdown")
-    app.command(name=name, help=_help_text(function) or COMMANDS[name].help)(function)
+    app.command(name=name, help=_help_text(function) or entry.help)(function)
     command = typer.main.get_command(app)
     called = f"edgewise {name}"
     try:
@@ -218,23 +226,38 @@ def _run(name: str, arguments: list[str]) -> int:
     return result if isinstance(result, int) else 0
 
 
+def _run_in_group(
+    group: str, entry: Command, commands: Mapping[str, Command], arguments: list[str]
+) -> int:
+    first = arguments[0] if arguments else "--help"
+    if first in {"--help", "-h", "help"}:
+        _print_help(commands, entry.help, group=f" {group}")
+        return 0
+    if first not in commands:
+        raise ConfigError(
+            f"edgewise {group} has no command {first!r}; {nearest_names(first, tuple(commands))}",
+            help=f"edgewise {group} --help",
+        )
+    return _run(f"{group} {first}", commands[first], arguments[1:])
+
+
 def _help_text(function: Callable[..., Any]) -> str:
     text = inspect.getdoc(function) or ""
     return re.split(r"\n\n(?:Args|Returns|Raises|Source|Example):", text)[0]
 
 
-def _print_help() -> None:
+def _print_help(commands: Mapping[str, Command], title: str, *, group: str = "") -> None:
     from rich.table import Table
     from rich.text import Text
 
     console = stdout_console()
-    console.print(f"Edgewise {version()}: neural networks whose answers arrive in time\n")
-    console.print(Text.assemble(("Usage:", "bold"), " edgewise COMMAND [OPTIONS]\n"))
+    console.print(f"{title}\n")
+    console.print(Text.assemble(("Usage:", "bold"), f" edgewise{group} COMMAND [OPTIONS]\n"))
     table = Table.grid(padding=(0, 2))
-    for name, command in COMMANDS.items():
+    for name, command in commands.items():
         table.add_row("", Text(name, style="bold cyan"), command.help)
     console.print(table)
-    console.print("\nedgewise COMMAND --help explains one command.")
+    console.print(f"\nedgewise{group} COMMAND --help explains one command.")
 
 
 def _called(arguments: list[str]) -> str:
