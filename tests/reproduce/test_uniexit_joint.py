@@ -88,12 +88,13 @@ def test_the_papers_difference_stands_beside_ours_and_not_in_its_column() -> Non
 def test_drops_are_counted_per_threshold_and_judged_at_each() -> None:
     falling = [_run([[0.9, 0.9], [0.3, 0.88]])] * 2
     steady = [_run([[0.5, 0.5], [0.6, 0.6]])] * 2
+    sums = {"ours": "both", "against": "equal"}
     dropped = uniexit_fig19.shares([falling if m == "equal" else steady for m in LOSSES])
 
     assert dropped["equal"][0].tolist() == [1.0, 0.5, 0.5, 0.5, 0.5, 0.5]
-    assert uniexit_fig19.judge("small_resnet", dropped).holds is True
+    assert uniexit_fig19.judge("small_resnet", dropped, **sums).holds is True
     swapped = uniexit_fig19.shares([falling if m == "both" else steady for m in LOSSES])
-    assert uniexit_fig19.judge("small_resnet", swapped).holds is False
+    assert uniexit_fig19.judge("small_resnet", swapped, **sums).holds is False
 
 
 def test_an_unknown_net_is_refused_with_the_nearest() -> None:
