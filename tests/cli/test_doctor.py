@@ -4,13 +4,16 @@ import json
 import re
 import sys
 import tomllib
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from edgewise.cli.doctor import Diagnosis, Missing, examine, show
+from edgewise.backends.threads import Coresidency, Interference, ThreadState
+from edgewise.cli.doctor import Diagnosis, InterferenceStatus, Missing, examine, show
 from edgewise.cli.main import main
 from edgewise.cli.runtimes import PACKAGES, Package, examine_runtimes, install_command
+from edgewise.profiles.records import ThreadPolicy
 
 ROOT = Path(__file__).parents[2]
 
@@ -39,6 +42,8 @@ def test_json_is_one_object_with_the_documented_fields(
     assert found["device"]["id"]
     assert found["store"]["path"]
     assert found["ready"] in (True, False)
+    assert found["interference"] is None  # only where it is asked for
+    assert found["threads"][0]["what"] == "cores"
     for each in found["runtimes"]:
         assert each["status"] in ("ok", "missing", "broken")
         assert (each["version"] is None) == (each["status"] == "missing")
@@ -66,6 +71,67 @@ def test_a_bare_machine_is_shown_with_reasons_instead_of_zeros(
     assert "unknown: the kernel lists no CPU" in shown
     assert "unknown: the kernel shows no CPU counters" in shown
     assert "none found: energy stays unknown" in shown
+
+
+def interference(policy: ThreadPolicy, ratio: float) -> Interference:
+    return Interference(
+        policy=policy,
+        torch_s=1e-3,
+        onnxruntime_s=1e-3,
+        torch_in_turn_s=(2 * ratio - 1) * 1e-3,
+        onnxruntime_in_turn_s=1e-3,
+        ratio=ratio,
+        low=ratio,
+        high=ratio,
+        idle_cores=0.0,
+        rounds=1,
+    )
+
+
+def test_interference_is_told_with_what_to_do(
+    diagnosis: Diagnosis, capsys: pytest.CaptureFixture[str]
+) -> None:
+    found = Coresidency(
+        governed=interference(ThreadPolicy(threads=1), 1.1),
+        naive=interference(ThreadPolicy(threads=2, spinning=True), 20.0),
+    )
+    status = InterferenceStatus(target_ratio=1.3, found=found, findings=found.findings())
+
+    show(replace(diagnosis, interference=status))
+
+    shown = " ".join(capsys.readouterr().out.split())
+    assert (
+        "Together governed (1 thread, no spin): torch and ONNX Runtime in turn take 1.10" in shown
+    )
+    assert "set OMP_WAIT_POLICY=PASSIVE and one thread each" in shown
+
+
+def test_a_test_of_interference_that_cannot_run_says_why(
+    diagnosis: Diagnosis, capsys: pytest.CaptureFixture[str]
+) -> None:
+    status = InterferenceStatus(target_ratio=1.3, found=None, findings=("unknown: no torch",))
+
+    show(replace(diagnosis, interference=status))
+
+    assert "unknown: no torch" in capsys.readouterr().out
+
+
+def test_cores_that_a_runtime_took_away_are_shown(
+    diagnosis: Diagnosis, capsys: pytest.CaptureFixture[str]
+) -> None:
+    state = ThreadState(
+        runtime="process",
+        what="cores",
+        found="1 (0)",
+        wanted="2 (0 1)",
+        fits=False,
+        help="unset OMP_PLACES=cores",
+    )
+
+    show(replace(diagnosis, threads=(state,)))
+
+    shown = capsys.readouterr().out
+    assert "process cores: 1 (0), not 2 (0 1); unset OMP_PLACES=cores" in shown
 
 
 def test_a_missing_package_names_its_extra() -> None:

@@ -12,6 +12,7 @@ import numpy.typing as npt
 from edgewise.backends.base import Program, Segment, import_runtime
 from edgewise.backends.compiled import CompiledProgram
 from edgewise.backends.onnx_pieces import verify
+from edgewise.backends.threads import onnxruntime_options
 from edgewise.errors import BackendError
 
 if TYPE_CHECKING:
@@ -66,12 +67,7 @@ class OnnxRuntimeProgram(CompiledProgram):
 
     def compile(self, proto: Any) -> Any:
         """Make a session."""
-        options = self._runtime.SessionOptions()
-        options.intra_op_num_threads = self.threads
-        options.inter_op_num_threads = 1
-        options.log_severity_level = 3
-        options.add_session_config_entry("session.intra_op.allow_spinning", "0")
-        options.add_session_config_entry("session.inter_op.allow_spinning", "0")
+        options = onnxruntime_options(self.threads)
         try:
             return self._runtime.InferenceSession(
                 proto.SerializeToString(), options, providers=["CPUExecutionProvider"]

@@ -6,6 +6,7 @@ from typing import Any
 
 from edgewise.backends.base import import_runtime
 from edgewise.backends.piece import Array, ArraySpec, Piece
+from edgewise.backends.threads import onnxruntime_options
 from edgewise.errors import BackendError
 
 NAME = "onnxruntime:CPU"
@@ -77,12 +78,7 @@ def _session(runtime: Any, model: bytes, threads: int, *, precise: bool) -> Any:
     MobileNetV2 was lost), and where depends on what is fused, so on the cuts. ``precise`` avoids
     that, but ONNX Runtime 1.32 then refuses a model in which two operators share 8-bit weights.
     """
-    options = runtime.SessionOptions()
-    options.intra_op_num_threads = threads
-    options.inter_op_num_threads = 1
-    options.log_severity_level = 4  # errors arrive as exceptions
-    options.add_session_config_entry("session.intra_op.allow_spinning", "0")
-    options.add_session_config_entry("session.inter_op.allow_spinning", "0")
+    options = onnxruntime_options(threads, log_severity=4)  # errors arrive as exceptions
     options.add_session_config_entry("session.x64quantprecision", "1" if precise else "0")
     return runtime.InferenceSession(model, options, providers=["CPUExecutionProvider"])
 

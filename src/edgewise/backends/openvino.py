@@ -12,6 +12,7 @@ import numpy.typing as npt
 from edgewise.backends.base import Program, Segment, import_runtime
 from edgewise.backends.compiled import CompiledProgram
 from edgewise.backends.onnx_pieces import verify
+from edgewise.backends.threads import openvino_settings
 from edgewise.errors import BackendError, BackendUnavailable
 
 if TYPE_CHECKING:
@@ -80,9 +81,7 @@ class OpenVinoProgram(CompiledProgram):
 
     def compile(self, proto: Any) -> Any:
         """Compile for the device."""
-        settings: dict[str, Any] = {"INFERENCE_PRECISION_HINT": "f32", "NUM_STREAMS": "1"}
-        if self._device == "CPU":
-            settings |= {"INFERENCE_NUM_THREADS": self.threads, "ENABLE_CPU_PINNING": False}
+        settings = openvino_settings(self.threads, self._device)
         try:
             network = self._core.read_model(proto.SerializeToString())
             return self._core.compile_model(network, self._device, settings)

@@ -10,6 +10,7 @@ import numpy.typing as npt
 
 from edgewise.backends.base import Context, Program, Segment, check_values, import_runtime
 from edgewise.backends.onnx_pieces import verify
+from edgewise.backends.threads import set_torch_threads
 from edgewise.errors import OpUnsupported
 
 if TYPE_CHECKING:
@@ -43,7 +44,7 @@ def load(
     """
     torch = import_runtime("torch", backend=NAME, extra="torch")
     program = TorchProgram(model, torch=torch, threads=threads, segments=segments)
-    torch.set_num_threads(threads)
+    set_torch_threads(threads)
     if check:
         verify(program)
     return program

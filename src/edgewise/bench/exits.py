@@ -110,11 +110,12 @@ def net_figures(net: str, *, rounds: int) -> dict[str, Any]:
     Raises:
         BackendUnavailable: torch or transformers is missing.
     """
+    from edgewise.backends.threads import set_torch_threads
     from edgewise.frontends.torch_module import import_torch
     from edgewise.frontends.zoo import build_backbone
 
     torch = import_torch()
-    torch.set_num_threads(1)
+    set_torch_threads(1)
     backbone = build_backbone(net)
     model = backbone.stage(8).with_random_heads()
     names = [n for n in available_backends() if not n.startswith("numpy")]

@@ -16,6 +16,10 @@ if TYPE_CHECKING:
 # Name → module with ``run(quick=, say=)``, and what it measures.
 _BENCHES = {
     "predict": ("edgewise.bench.predict", "watching the device and predicting its costs"),
+    "dispatch": (
+        "edgewise.bench.dispatch",
+        "dispatch: planning, decisions, threads, gains, plans really run, and their peers",
+    ),
     "place": ("edgewise.bench.place", "placement: decisions, gaps, queue, plan changes, errors"),
     "exits": ("edgewise.bench.exits", "the router's decision, staging, backends, import time"),
 }

@@ -13,6 +13,13 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from edgewise.backends.threads import (
+    TARGET_RATIO,
+    Coresidency,
+    ThreadState,
+    check_threads,
+    coresidency,
+)
 from edgewise.cli.output import emit_json, stderr_console, stdout_console
 from edgewise.cli.runtimes import RuntimeStatus, examine_runtimes
 from edgewise.device import (
@@ -31,6 +38,7 @@ from edgewise.device import (
     timer_quality,
     usable_cores,
 )
+from edgewise.errors import EdgeError
 from edgewise.profiles import default_store_path
 from edgewise.units import format_bytes, format_duration
 
@@ -77,8 +85,26 @@ class Missing:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class InterferenceStatus:
+    """Whether torch and ONNX Runtime disturb each other in one process.
+
+    Attributes:
+        target_ratio: Up to this they do not, under the governor.
+        found: What was measured; ``None`` where it could not be.
+        findings: What that means and what to do, or why it could not be measured.
+    """
+
+    target_ratio: float
+    found: Coresidency | None
+    findings: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Diagnosis:
-    """All that the doctor found; the fields of ``edgewise doctor --json``."""
+    """All that the doctor found; the fields of ``edgewise doctor --json``.
+
+    ``threads`` are those of this process; ``interference`` is ``None`` unless it was asked for.
+    """
 
     version: str
     python: dict[str, str]
@@ -93,6 +119,8 @@ class Diagnosis:
     runtimes: tuple[RuntimeStatus, ...]
     store: StoreStatus
     missing: tuple[Missing, ...]
+    threads: tuple[ThreadState, ...]
+    interference: InterferenceStatus | None
 
 
 def doctor(
@@ -104,25 +132,36 @@ def doctor(
         bool,
         typer.Option("--backends", help="Ask slow runtimes too (torch): takes some seconds."),
     ] = False,
+    interference: Annotated[
+        bool,
+        typer.Option(
+            "--interference",
+            help="Let torch and ONNX Runtime take turns, with governed and with naive threads:"
+            " half a minute, longer where the cores are busy.",
+        ),
+    ] = False,
 ) -> None:
     """Say what this machine offers, what is missing and which command would change it.
 
     Changes nothing. Cores are those this process may use, by affinity and control-group quota.
     """
     if as_json:
-        emit_json(examine(ask_all=backends))
+        emit_json(examine(ask_all=backends, test_interference=interference))
         return
     with stderr_console().status("looking at this machine"):
-        diagnosis = examine(ask_all=backends)
+        diagnosis = examine(ask_all=backends, test_interference=interference)
     show(diagnosis)
 
 
-def examine(root: Path = Path("/"), *, ask_all: bool = False) -> Diagnosis:
+def examine(
+    root: Path = Path("/"), *, ask_all: bool = False, test_interference: bool = False
+) -> Diagnosis:
     """Look at the machine and at this Python.
 
     Args:
         root: Where the file tree starts. Tests pass a recorded tree.
         ask_all: Ask the slow runtimes for their devices too.
+        test_interference: Let torch and ONNX Runtime take turns.
     """
     from edgewise.cli.main import version
 
@@ -147,6 +186,8 @@ def examine(root: Path = Path("/"), *, ask_all: bool = False) -> Diagnosis:
         runtimes=runtimes,
         store=_store_status(default_store_path()),
         missing=tuple(_missing(runtimes, meters)),
+        threads=check_threads(window_s=0.0, root=root),
+        interference=_test_interference() if test_interference else None,
     )
 
 
@@ -236,6 +277,10 @@ def _machine_lines(diagnosis: Diagnosis) -> Iterable[tuple[str, list[Text]]]:
     source = f" ({timer.source})" if timer.source else ""
     yield "Timer", [Text(f"tells {format_duration(timer.step_s)} apart{source}")]
     yield "Load", [_load_line(diagnosis.load)]
+    if narrowed := [each for each in diagnosis.threads if each.fits is False]:
+        yield "Threads", [_thread_line(each) for each in narrowed]
+    if diagnosis.interference is not None:
+        yield "Together", _interference_lines(diagnosis.interference)
     yield "Meters", _meter_lines(diagnosis.meters)
     yield "Store", [_store_line(diagnosis.store)]
 
@@ -286,6 +331,24 @@ def _load_line(load: OtherLoad) -> Text:
     )
 
 
+def _thread_line(state: ThreadState) -> Text:
+    from rich.text import Text
+
+    return Text(
+        f"{state.runtime} {state.what}: {state.found}, not {state.wanted}; {state.help}",
+        style="yellow",
+    )
+
+
+def _interference_lines(status: InterferenceStatus) -> list[Text]:
+    from rich.text import Text
+
+    if status.found is None:
+        return [Text(each, style="dim") for each in status.findings]
+    style = "" if status.found.holds else "yellow"
+    return [Text(status.findings[0], style=style), *map(Text, status.findings[1:])]
+
+
 def _meter_lines(meters: tuple[MeterStatus, ...]) -> list[Text]:
     from rich.text import Text
 
@@ -333,6 +396,18 @@ def _mark(state: str) -> Text:
         "broken": ("✗", "red"),
     }
     return Text(*marks.get(state, ("–", "dim")))
+
+
+def _test_interference() -> InterferenceStatus:
+    try:
+        found = coresidency()
+    except EdgeError as error:
+        return InterferenceStatus(
+            target_ratio=TARGET_RATIO,
+            found=None,
+            findings=tuple(filter(None, (f"unknown: {error.message}", error.help))),
+        )
+    return InterferenceStatus(target_ratio=TARGET_RATIO, found=found, findings=found.findings())
 
 
 def _store_status(path: Path) -> StoreStatus:

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, Literal
 
-from edgewise.dispatch.architecture import Architecture
 from edgewise.dispatch.trace import Candidate, Node, Phase, Tensor, Trace
 from edgewise.errors import ConfigError
+from edgewise.model.transformer import Architecture
 from edgewise.profiles.operators import (
     FLOAT32_BYTES,
     AttentionShape,
@@ -47,13 +47,10 @@ def trace_forward(  # noqa: PLR0913 - each is one property of the call
     """
     if length < 1 or past < 0:
         raise ConfigError(f"expected a length of at least 1, found {length} after {past}")
-    if phase == "decode" and (length != 1 or not architecture.causal):
-        raise ConfigError(
-            f"decode is one token of a model that generates text, found {length} of"
-            f" {architecture.name!r}"
-        )
-    if past and not architecture.causal:
-        raise ConfigError(f"{architecture.name!r} is an encoder: it has no cache")
+    if phase == "decode" and length != 1:
+        raise ConfigError(f"decode is a pass of one token, found {length}")
+    if not architecture.causal and (past or phase == "decode"):
+        raise ConfigError(f"{architecture.name!r} is an encoder: it has no cache and no decode")
     build = _Builder(architecture, length=length, past=past, rule=rule)
     (build.causal if architecture.causal else build.encoder)(1 if not all_logits else length)
     return Trace(
@@ -105,7 +102,7 @@ class _Builder:
         self.queries = a.num_attention_heads * a.head_dim
         self.keys = a.num_key_value_heads * a.head_dim
 
-    def add(  # noqa: PLR0913
+    def add(
         self, kind: Kind, name: str, inputs: Sequence[int], k: int, n: int, **fields: Any
     ) -> int:
         """Append a node; returns the number of its tensor."""

@@ -4,14 +4,24 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Literal, get_args
 
 from edgewise.dispatch.problem import HOME, Objective
-from edgewise.dispatch.trace import Phase
+from edgewise.dispatch.trace import Phase, say_pass
 from edgewise.profiles.operators import Kind
 from edgewise.profiles.records import Provenance, ThreadPolicy
 
-Reason = Literal["cheapest", "saves a switch", "segment", "only one", "tie", "guard", "constraint"]
+Reason = Literal[
+    "cheapest",
+    "saves a switch",
+    "segment",
+    "only one",
+    "tie",
+    "guard",
+    "constraint",
+    "method",  # a better choice was there; the way of choosing does not look for it
+]
+REASONS: tuple[Reason, ...] = get_args(Reason)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -27,10 +37,15 @@ class Step:
         predicted_s: Its cost, seconds, without the switch to it.
         switch_s: Of going there from the step before.
         predicted_j: Its energy, joules; ``None`` where not known.
-        best_other: The next best backend for it alone; ``None`` where there is none.
+        best_other: The next best backend for it alone, by the objective; ``None`` where there is
+            none.
         margin_s: How much more that one costs by itself, seconds; negative where this step is
             dearer by itself and pays off by saving switches.
-        tie: The intervals of both medians overlap.
+        margin_j: The same, joules; ``None`` where not known.
+        one_by_one_s: Of a segment: what its operators cost one by one on the best single backend,
+            seconds; ``None`` for an operator.
+        tie: The intervals of both overlap: 95 % of the medians, or of the energies where energy is
+            what is made small.
         reason: Why this backend.
     """
 
@@ -44,6 +59,8 @@ class Step:
     predicted_j: float | None = None
     best_other: str | None = None
     margin_s: float | None = None
+    margin_j: float | None = None
+    one_by_one_s: float | None = None
     tie: bool = False
     reason: Reason = "cheapest"
 
@@ -59,8 +76,15 @@ class PhasePlan:
         steps: In the order they run.
         predicted_s: Total with switches and with operators that stay on torch, seconds.
         predicted_j: The same, joules; ``None`` where not known.
-        best_static: Name of the best single backend.
-        best_static_s: What it is predicted to take.
+        best_static: Name of the best single backend, by the objective; empty where none can run
+            everything.
+        best_static_s: What it is predicted to take, seconds; infinite where there is none.
+        switches: How often tensors go from one backend to another.
+        switch_s: What that costs, part of ``predicted_s``.
+        fixed_s: Operators that stay on torch and are in no segment, part of ``predicted_s``.
+        static_s: What each single backend is predicted to take, one operator at a time, seconds;
+            without those that cannot run everything.
+        static_j: The same, joules; empty where not known.
     """
 
     phase: Phase
@@ -71,6 +95,16 @@ class PhasePlan:
     predicted_j: float | None
     best_static: str
     best_static_s: float
+    switches: int = 0
+    switch_s: float = 0.0
+    fixed_s: float = 0.0
+    static_s: Mapping[str, float] = field(default_factory=dict)
+    static_j: Mapping[str, float] = field(default_factory=dict)
+
+    @property
+    def what(self) -> str:
+        """Phase and length in words."""
+        return say_pass(self.phase, self.length, self.past)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

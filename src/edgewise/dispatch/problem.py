@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from edgewise.dispatch.trace import Node, Trace
-from edgewise.errors import ConfigError, ProfileError
+from edgewise.errors import ConfigError, ProfileError, nearest_names
 from edgewise.profiles.operators import OperatorShape, OperatorTable
 
 Float64 = npt.NDArray[np.float64]
@@ -135,11 +135,41 @@ class Totals:
         """
         value = {"latency": self.latency_s, "energy": self.energy_j, "edp": self.edp}[objective]
         if value is None:
-            raise ProfileError(
-                f"the objective {objective!r} needs energy, which was not measured",
-                help="measure where there is an energy meter, or take --objective latency",
-            )
+            raise _energy_is_not_known(objective)
         return value
+
+
+def need_energy(problem: Problem, objective: Objective) -> None:
+    """Refuse an objective that the problem has no numbers for.
+
+    Raises:
+        ConfigError: No such objective.
+        ProfileError: It needs energy, which is not known of every operator and switch.
+    """
+    if objective not in OBJECTIVES:
+        raise ConfigError(
+            f"unknown objective {objective!r}", help=nearest_names(objective, OBJECTIVES)
+        )
+    if objective != "latency":
+        joules(problem, objective)
+
+
+def joules(problem: Problem, objective: Objective) -> tuple[Float64, Float64, Float64]:
+    """Energies of operators, switches and gaps, for an objective that needs them.
+
+    Raises:
+        ProfileError: One of them is not known.
+    """
+    if problem.op_j is None or problem.switch_j is None or problem.gap_j is None:
+        raise _energy_is_not_known(objective)
+    return problem.op_j, problem.switch_j, problem.gap_j
+
+
+def _energy_is_not_known(objective: Objective) -> ProfileError:
+    return ProfileError(
+        f"the objective {objective!r} needs energy, which was not measured",
+        help="measure where there is an energy meter, or take --objective latency",
+    )
 
 
 def build_problem(
@@ -163,7 +193,34 @@ def build_problem(
         ProfileError: An operator has no usable cost on any of the backends, or a switch between
             two of them was not measured.
     """
-    names = tuple(backends) if backends is not None else table.backends()
+    costs = _Costs(table, _backends(traces, table, backends))
+    chain = _chain(traces, costs)
+    shapes = tuple(node.shape for node in chain.operators)
+    op_s, op_j, sizes, weights = costs.columns(shapes)
+    switch_s, switch_j = costs.switches(sizes)
+    known = not (np.isnan(op_j[np.isfinite(op_s)]).any() or np.isnan(switch_j).any())
+    gap_s, gap_j = chain.gaps.T
+    return Problem(
+        traces=tuple(traces),
+        backends=costs.backends,
+        names=tuple(node.name for node in chain.operators),
+        shapes=shapes,
+        op_s=op_s,
+        op_j=np.where(np.isinf(op_s), np.inf, op_j) if known else None,
+        switch_s=switch_s,
+        switch_j=switch_j if known else None,
+        gap_s=gap_s,
+        gap_j=None if np.isnan(gap_j).any() else gap_j,
+        weight_bytes=weights,
+        segments=_segments(traces, chain, costs) if segments else (),
+        begins=chain.begins,
+    )
+
+
+def _backends(
+    traces: Sequence[Trace], table: OperatorTable, wanted: Sequence[str] | None
+) -> tuple[str, ...]:
+    names = tuple(wanted) if wanted is not None else table.backends()
     if not traces or not names or len(set(names)) != len(names):
         raise ConfigError(f"expected traces and distinct backends, found {len(traces)} and {names}")
     for name in names:
@@ -172,110 +229,141 @@ def build_problem(
                 f"table {table.name!r} has no cost on backend {name!r}",
                 help=f"it has {', '.join(table.backends())}",
             )
-    rows: dict[OperatorShape, tuple[Float64, Float64]] = {}
+    return names
 
-    def row(shape: OperatorShape) -> tuple[Float64, Float64]:
+
+class _Costs:
+    """The table's numbers as arrays over some backends; each shape is looked up once."""
+
+    def __init__(self, table: OperatorTable, backends: tuple[str, ...]) -> None:
+        self.table, self.backends = table, backends
+        self._rows: dict[OperatorShape, tuple[Float64, Float64]] = {}
+
+    def row(self, shape: OperatorShape) -> tuple[Float64, Float64]:
         """[B] seconds and joules, ``inf`` and NaN where there is none."""
-        if shape not in rows:
-            seconds = np.full(len(names), np.inf)
-            joules = np.full(len(names), np.nan)
-            for b, name in enumerate(names):
-                cost = table.costs.get((shape, name))
-                if cost is not None and cost.usable:
-                    assert cost.latency is not None
+        if shape not in self._rows:
+            seconds = np.full(len(self.backends), np.inf)
+            joules = np.full(len(self.backends), np.nan)
+            for b, name in enumerate(self.backends):
+                cost = self.table.costs.get((shape, name))
+                if cost is not None and cost.usable and cost.latency is not None:
                     seconds[b] = cost.latency.median_s
                     joules[b] = np.nan if cost.energy.energy_j is None else cost.energy.energy_j
-            rows[shape] = seconds, joules
-        return rows[shape]
+            self._rows[shape] = seconds, joules
+        return self._rows[shape]
 
-    def fixed(shape: OperatorShape) -> tuple[float, float]:
-        cost = table.costs.get((shape, HOME))
+    def fixed(self, shape: OperatorShape) -> tuple[float, float]:
+        """Seconds and joules of an operator that stays at home; zero where it was not measured."""
+        cost = self.table.costs.get((shape, HOME))
         if cost is None or cost.latency is None:
             return 0.0, 0.0
         joules = cost.energy.energy_j
         return cost.latency.median_s, np.nan if joules is None else joules
 
+    def columns(self, shapes: Sequence[OperatorShape]) -> tuple[Float64, Float64, Float64, Float64]:
+        """Seconds [T, B], joules [T, B], bytes of input [T] and of weights [T] of operators."""
+        numbers: dict[OperatorShape, int] = {}
+        index = np.array([numbers.setdefault(shape, len(numbers)) for shape in shapes])
+        rows = [self.row(shape) for shape in numbers]
+        missing = [s for s, (seconds, _) in zip(numbers, rows, strict=True) if _none(seconds)]
+        if missing:
+            raise ProfileError(
+                f"table {self.table.name!r} has no usable cost of {missing[0].key!r} on any of"
+                f" {', '.join(self.backends)} ({len(missing)} shapes are missing)",
+                help="edgewise dispatch measure adds what is missing",
+            )
+        sizes = np.array([(s.input_bytes, s.weight_bytes) for s in numbers], dtype=np.float64)
+        seconds, joules = np.array(rows).swapaxes(0, 1)
+        return seconds[index], joules[index], sizes[index, 0], sizes[index, 1]
+
+    def switches(self, sizes: Float64) -> tuple[Float64, Float64]:
+        """[T, B, B] seconds and joules of going to operators with inputs of so many bytes."""
+        seconds = np.zeros((len(sizes), len(self.backends), len(self.backends)))
+        joules = np.zeros_like(seconds)
+        for a, source in enumerate(self.backends):
+            for b, target in enumerate(self.backends):
+                if a == b:
+                    continue
+                cost = self.table.switch(source, target)
+                seconds[:, a, b] = np.maximum(0.0, cost.fixed_s + cost.per_byte_s * sizes)
+                fixed_j = np.nan if cost.fixed_j is None else cost.fixed_j
+                joules[:, a, b] = np.maximum(0.0, fixed_j + (cost.per_byte_j or 0.0) * sizes)
+        seconds[0] = joules[0] = 0.0  # nothing ran before
+        return seconds, joules
+
+
+def _none(seconds: Float64) -> bool:
+    return bool(np.isinf(seconds).all())
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class _Chain:
+    """Operators of all traces in order.
+
+    Attributes:
+        operators: [T].
+        gaps: [T + 1, 2], seconds and joules of the fixed operators before each, and at the end.
+        begins: Of each trace.
+        places: For each trace, how many operators stand before each of its nodes, and all.
+    """
+
+    operators: tuple[Node, ...]
+    gaps: Float64
+    begins: tuple[int, ...]
+    places: tuple[tuple[int, ...], ...]
+
+
+def _chain(traces: Sequence[Trace], costs: _Costs) -> _Chain:
     operators: list[Node] = []
-    gaps, begins, position = [np.zeros(2)], [], []
+    gaps = [np.zeros(2)]
+    begins, places = [], []
     for trace in traces:
         begins.append(len(operators))
-        places = []
+        place = []
         for node in trace.nodes:
-            places.append(len(operators))
+            place.append(len(operators))
             if node.supported:
                 operators.append(node)
                 gaps.append(np.zeros(2))
             else:
-                gaps[-1] += fixed(node.shape)
-        position.append([*places, len(operators)])
+                gaps[-1] += costs.fixed(node.shape)
+        places.append((*place, len(operators)))
     if not operators:
         raise ConfigError("the traces have no operator whose backend could be chosen")
-    pairs = [row(node.shape) for node in operators]
-    op_s = np.array([seconds for seconds, _ in pairs])
-    op_j = np.array([joules for _, joules in pairs])
-    stuck = np.flatnonzero(np.isinf(op_s).all(axis=1))
-    if stuck.size:
-        shape = operators[stuck[0]].shape
-        raise ProfileError(
-            f"table {table.name!r} has no usable cost of {shape.key!r} on any of"
-            f" {', '.join(names)} ({len({operators[t].shape for t in stuck})} shapes are missing)",
-            help="edgewise dispatch measure adds what is missing",
-        )
-    count = len(names)
-    sizes = np.array([node.shape.input_bytes for node in operators], dtype=np.float64)
-    switch_s = np.zeros((len(operators), count, count))
-    switch_j = np.zeros_like(switch_s)
-    for a, source in enumerate(names):
-        for b, target in enumerate(names):
-            if a == b:
-                continue
-            cost = table.switch(source, target)
-            switch_s[:, a, b] = np.maximum(0.0, cost.fixed_s + cost.per_byte_s * sizes)
-            if cost.fixed_j is None:
-                switch_j[:, a, b] = np.nan
-            else:
-                per_byte = cost.per_byte_j or 0.0
-                switch_j[:, a, b] = np.maximum(0.0, cost.fixed_j + per_byte * sizes)
-    switch_s[0] = switch_j[0] = 0.0
-    gap = np.array(gaps)
-    known = not (np.isnan(op_j[np.isfinite(op_s)]).any() or np.isnan(switch_j).any())
+    return _Chain(
+        operators=tuple(operators),
+        gaps=np.array(gaps),
+        begins=tuple(begins),
+        places=tuple(places),
+    )
+
+
+def _segments(traces: Sequence[Trace], chain: _Chain, costs: _Costs) -> tuple[Segment, ...]:
+    """The candidates that at least one backend can run."""
     found = []
-    for i, trace in enumerate(traces if segments else ()):
+    for i, trace in enumerate(traces):
         for j, candidate in enumerate(trace.candidates):
-            parts = [row(part) for part in candidate.parts]
-            cost_s = np.sum([seconds for seconds, _ in parts], axis=0)
-            cost_j = np.sum([joules for _, joules in parts], axis=0)
-            start, stop = position[i][candidate.start], position[i][candidate.stop]
+            start, stop = (chain.places[i][node] for node in (candidate.start, candidate.stop))
+            if start == stop:
+                continue
+            rows = np.array([costs.row(part) for part in candidate.parts])  # [parts, 2, B]
+            # The gap behind it stays open, so what the segment saves of that is taken off here.
             behind = _fixed_at_the_end(trace.nodes[candidate.start : candidate.stop])
-            for shape in behind:  # that gap stays open, so what the segment saves of it is less
-                seconds, joules = fixed(shape)
-                cost_s, cost_j = cost_s - seconds, cost_j - joules
-            if np.isfinite(cost_s).any() and start < stop:
+            saved = np.array([costs.fixed(shape) for shape in behind]).reshape(-1, 2).sum(axis=0)
+            cost_s, cost_j = rows.sum(axis=0) - saved[:, None]
+            if np.isfinite(cost_s).any():
+                cost_j = np.where(np.isinf(cost_s), np.inf, cost_j)
                 found.append(
                     Segment(
                         start=start,
                         stop=stop,
                         cost_s=cost_s,
-                        cost_j=None if np.isnan(cost_j[np.isfinite(cost_s)]).any() else cost_j,
-                        weight_bytes=float(sum(p.weight_bytes for p in candidate.parts)),
+                        cost_j=None if np.isnan(cost_j).any() else cost_j,
+                        weight_bytes=float(sum(part.weight_bytes for part in candidate.parts)),
                         candidate=(i, j),
                     )
                 )
-    return Problem(
-        traces=tuple(traces),
-        backends=names,
-        names=tuple(node.name for node in operators),
-        shapes=tuple(node.shape for node in operators),
-        op_s=op_s,
-        op_j=np.where(np.isinf(op_s), np.inf, op_j) if known else None,
-        switch_s=switch_s,
-        switch_j=switch_j if known else None,
-        gap_s=gap[:, 0],
-        gap_j=None if np.isnan(gap[:, 1]).any() else gap[:, 1],
-        weight_bytes=np.array([node.shape.weight_bytes for node in operators], dtype=np.float64),
-        segments=tuple(found),
-        begins=tuple(begins),
-    )
+    return tuple(found)
 
 
 def _fixed_at_the_end(nodes: Sequence[Node]) -> list[OperatorShape]:
@@ -295,37 +383,22 @@ def totals(problem: Problem, assignment: Assignment) -> Totals:
     """
     backend = assignment.backend
     steps = np.arange(problem.num_operators)
-    if backend.shape != steps.shape:
-        raise ConfigError(
-            f"expected a backend for each of {len(steps)} operators, found {backend.shape}"
-        )
-    inside = np.zeros(len(steps), dtype=bool)  # covered, and not first in its segment
-    covered = np.zeros(len(steps), dtype=bool)
-    seconds, joules = 0.0, 0.0
-    for number in assignment.segments:
-        segment = problem.segments[number]
-        span = slice(segment.start, segment.stop)
-        if covered[span].any() or len(set(backend[span].tolist())) != 1:
-            raise ConfigError(
-                f"segment {number} overlaps another or is spread over several backends"
-            )
-        covered[span] = True
-        inside[segment.start + 1 : segment.stop] = True
-        b = backend[segment.start]
-        seconds += float(segment.cost_s[b])
-        joules += np.nan if segment.cost_j is None else float(segment.cost_j[b])
-    alone = ~covered
+    alone, gap_open = _covered(problem, assignment)
     before = np.concatenate([backend[:1], backend[:-1]])
-    gap_open = np.concatenate([~inside, [True]])
+    segments = [
+        (problem.segments[n], backend[problem.segments[n].start]) for n in assignment.segments
+    ]
     switch_s = float(problem.switch_s[steps, before, backend].sum())
     gap_s = float(problem.gap_s[gap_open].sum())
-    seconds += float(problem.op_s[steps, backend][alone].sum()) + switch_s + gap_s
+    seconds = float(problem.op_s[steps, backend][alone].sum()) + switch_s + gap_s
+    seconds += sum(float(segment.cost_s[b]) for segment, b in segments)
     energy = None
     if problem.op_j is not None and problem.switch_j is not None and problem.gap_j is not None:
-        joules += float(problem.op_j[steps, backend][alone].sum())
+        joules = float(problem.op_j[steps, backend][alone].sum())
         joules += float(problem.switch_j[steps, before, backend].sum())
         joules += float(problem.gap_j[gap_open].sum())
-        energy = None if np.isnan(joules) else joules
+        if all(segment.cost_j is not None for segment, _ in segments):
+            energy = joules + sum(float(s.cost_j[b]) for s, b in segments if s.cost_j is not None)
     changed = before != backend
     runtimes = np.array([name.partition(":")[0] for name in problem.backends])
     devices = np.array([name.partition(":")[2].lower() for name in problem.backends])
@@ -338,3 +411,27 @@ def totals(problem: Problem, assignment: Assignment) -> Totals:
         device_switches=int((changed & (devices[before] != devices[backend])).sum()),
         framework_switches=int((changed & (runtimes[before] != runtimes[backend])).sum()),
     )
+
+
+def _covered(
+    problem: Problem, assignment: Assignment
+) -> tuple[npt.NDArray[np.bool_], npt.NDArray[np.bool_]]:
+    """Which operators run alone, [T], and which gaps are not inside of a segment, [T + 1]."""
+    backend = assignment.backend
+    if backend.shape != (problem.num_operators,):
+        raise ConfigError(
+            f"expected a backend for each of {problem.num_operators} operators, found"
+            f" {backend.shape}"
+        )
+    alone = np.ones(problem.num_operators, dtype=bool)
+    gap_open = np.ones(problem.num_operators + 1, dtype=bool)
+    for number in assignment.segments:
+        segment = problem.segments[number]
+        span = slice(segment.start, segment.stop)
+        if not alone[span].all() or len(set(backend[span].tolist())) != 1:
+            raise ConfigError(
+                f"segment {number} overlaps another or is spread over several backends"
+            )
+        alone[span] = False
+        gap_open[segment.start + 1 : segment.stop] = False
+    return alone, gap_open

@@ -117,12 +117,17 @@ class Trace:
 
     @property
     def what(self) -> str:
-        """Phase and length in words.
+        """Phase and length in words."""
+        return say_pass(self.phase, self.length, self.past)
 
-        Example:
-            >>> Trace(model="m", phase="decode", length=1, past=64, nodes=(), tensors=()).what
-            'decode, 64 in the cache'
-        """
-        if self.phase == "prefill":
-            return f"prefill {self.length}"
-        return f"decode, {self.past} in the cache" if self.past else "decode"
+
+def say_pass(phase: Phase, length: int, past: int) -> str:
+    """Write which forward pass is meant.
+
+    Example:
+        >>> say_pass("prefill", 16, 0), say_pass("decode", 1, 64)
+        ('prefill 16', 'decode, 64 in the cache')
+    """
+    if phase == "prefill":
+        return f"prefill {length}" + (f", {past} in the cache" if past else "")
+    return f"decode, {past} in the cache" if past else "decode"

@@ -162,9 +162,17 @@ class OperatorShape:
             "norm_mlp": self.k,
             "rmsnorm": self.n,
             "layernorm": self.n * (1 + self.bias),
-            "layer": 2 * self.k,
+            "layer": 2 * self.k + self._beside_matrices(),
         }
         return self._matrices() + vectors.get(self.kind, 0)
+
+    def _beside_matrices(self) -> int:
+        """Elements of a layer's biases, and of the norms of q and k."""
+        if self.attention is None:
+            return 0
+        q, kv = self._widths()
+        norms = {"head": 2 * self.attention.head_dim, "full": q + kv}
+        return (q + 2 * kv) * self.bias + norms.get(self.attention.qk_norm, 0)
 
 
 ALL_KINDS: tuple[str, ...] = (

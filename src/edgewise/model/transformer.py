@@ -14,6 +14,15 @@ from edgewise.errors import ConfigError, nearest_names
 Family = Literal["llama", "qwen2", "qwen3", "olmo2", "modernbert"]
 FAMILIES: tuple[Family, ...] = ("llama", "qwen2", "qwen3", "olmo2", "modernbert")
 
+# Switches of transformers that change what a layer computes, with the value that is supported.
+_EXPECTED = {
+    "attention_bias": False,
+    "mlp_bias": False,
+    "norm_bias": False,
+    "classifier_bias": False,
+    "decoder_bias": True,
+}
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Architecture:
@@ -57,7 +66,7 @@ class Architecture:
 
 def architecture_names() -> tuple[str, ...]:
     """Models whose configurations ship with Edgewise."""
-    folder = files("edgewise.dispatch") / "architectures"
+    folder = files("edgewise.model") / "architectures"
     return tuple(
         sorted(f.name.removesuffix(".json") for f in folder.iterdir() if f.name.endswith(".json"))
     )
@@ -75,7 +84,7 @@ def load_architecture(model: str | Path) -> Architecture:
     """
     text = str(model)
     if text.lower() in architecture_names():
-        file = files("edgewise.dispatch") / "architectures" / f"{text.lower()}.json"
+        file = files("edgewise.model") / "architectures" / f"{text.lower()}.json"
         return architecture_of(json.loads(file.read_text()), name=text.lower(), where=text)
     path = Path(model)
     if path.is_dir():
@@ -112,6 +121,12 @@ def architecture_of(document: Any, *, name: str, where: str) -> Architecture:
             f"{where}: model_type {family!r} is not supported",
             help=f"supported are {', '.join(FAMILIES)}",
         )
+    for field, expected in _EXPECTED.items():
+        if document.get(field, expected) != expected:
+            raise ConfigError(
+                f"{where}: {field} = {document[field]!r} is not supported",
+                help=f"{field} = {expected} is",
+            )
     heads = _number(document, "num_attention_heads", where)
     hidden = _number(document, "hidden_size", where)
     kv_heads = document.get("num_key_value_heads")
@@ -121,13 +136,17 @@ def architecture_of(document: Any, *, name: str, where: str) -> Architecture:
             f"{where}: hidden_size {hidden} is no multiple of num_attention_heads {heads}",
             help="give head_dim",
         )
-    activation: Any = document.get("hidden_act") or document.get("hidden_activation") or "silu"
+    encoder = family == "modernbert"
+    activation: Any = document.get("hidden_act") or document.get("hidden_activation")
+    activation = activation or ("gelu" if encoder else "silu")
     if activation not in {"silu", "gelu"}:
         raise ConfigError(
             f"{where}: hidden_act {activation!r} is not supported", help="silu and gelu are"
         )
     rope = document.get("rope_parameters") or {}
-    eps = document.get("rms_norm_eps", document.get("norm_eps", 1e-5))
+    # Where a file leaves these out, the classes of transformers put them so.
+    eps = document.get("rms_norm_eps", document.get("norm_eps"))
+    usual_eps = 1e-5 if encoder or family == "olmo2" else 1e-6
     return Architecture(
         name=name,
         model_type=family,
@@ -141,8 +160,8 @@ def architecture_of(document: Any, *, name: str, where: str) -> Architecture:
         head_dim=hidden // heads if head_dim is None else _number(document, "head_dim", where),
         vocab_size=_number(document, "vocab_size", where),
         hidden_act=activation,
-        tie_word_embeddings=bool(document.get("tie_word_embeddings", True)),
-        rms_norm_eps=float(eps),
+        tie_word_embeddings=bool(document.get("tie_word_embeddings", encoder)),
+        rms_norm_eps=usual_eps if eps is None else float(eps),
         rope_theta=float(document.get("rope_theta") or rope.get("rope_theta") or 10000.0),
     )
 

@@ -1,0 +1,1 @@
+"""Selectors that learn from measured operators which backend suits others."""
