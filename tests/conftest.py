@@ -67,6 +67,15 @@ def nets() -> Any:
 
 
 @pytest.fixture(scope="session")
+def language() -> Any:
+    """Tiny language models of every family, and what transformers computes for them."""
+    torch = pytest.importorskip("torch", reason="torch is not installed")
+    pytest.importorskip("transformers", reason="transformers is not installed")
+    torch.set_num_threads(1)
+    return _helpers("language_models")
+
+
+@pytest.fixture(scope="session")
 def tflite() -> Any:
     """The module that writes small TFLite models."""
     pytest.importorskip("ai_edge_litert", reason="ai-edge-litert is not installed")

@@ -9,22 +9,37 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from edgewise.api import load
+    from edgewise.api import load, load_language
     from edgewise.errors import EdgeError
     from edgewise.model import StagedModel
     from edgewise.runtime import Answer, Session
+    from edgewise.runtime.dispatching import dispatch_model
+    from edgewise.runtime.generation import LanguageSession
 
 __version__ = "0.1.0"
 
 _HOME = {
     "Answer": "edgewise.runtime",
     "EdgeError": "edgewise.errors",
+    "LanguageSession": "edgewise.runtime.generation",
     "Session": "edgewise.runtime",
     "StagedModel": "edgewise.model",
+    "dispatch_model": "edgewise.runtime.dispatching",
     "load": "edgewise.api",
+    "load_language": "edgewise.api",
 }
 
-__all__ = ["Answer", "EdgeError", "Session", "StagedModel", "__version__", "load"]
+__all__ = [
+    "Answer",
+    "EdgeError",
+    "LanguageSession",
+    "Session",
+    "StagedModel",
+    "__version__",
+    "dispatch_model",
+    "load",
+    "load_language",
+]
 
 
 def __getattr__(name: str) -> Any:

@@ -1,13 +1,14 @@
-"""One call from a model's name to a session that answers: what `edgewise.load` is."""
+"""One call from a model's name to a session that answers: `load` and `load_language`."""
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from edgewise.backends import available_backends, load_program
+from edgewise.backends.decoder.base import load_decoder
 from edgewise.backends.registry import full_name
 from edgewise.device import device_fingerprint
 from edgewise.device.monitor import Monitor
@@ -15,22 +16,32 @@ from edgewise.device.sensor import make_sensors
 from edgewise.errors import BackendUnavailable, ConfigError, ProfileError
 from edgewise.exits import check_policy_name
 from edgewise.frontends.checkpoint import load_model
+from edgewise.frontends.language import load_language_model
+from edgewise.frontends.language.exits_file import find_exits, load_exits
+from edgewise.model.decoding import LanguageExits
 from edgewise.predict import CostTable
 from edgewise.predict.fitted import FittedPredictor
 from edgewise.profiles import ProfileStore, default_store_path, read_profile
 from edgewise.profiling import device_record, find_profile, measure, thread_policy
 from edgewise.runtime import Session
+from edgewise.runtime.generation import LanguageCosts, LanguageSession
+from edgewise.runtime.generation.costs import probe_lengths, probe_programs
 from edgewise.runtime.repricing import Repricer
 
 if TYPE_CHECKING:
     from edgewise.backends import Program
+    from edgewise.backends.decoder.base import DecoderProgram, HeadKind, Precision
     from edgewise.clock import Clock
     from edgewise.exits import Policy
     from edgewise.model import StagedModel
+    from edgewise.model.language import LanguageModel
     from edgewise.profiles import Profile
     from edgewise.profiling import Progress
 
 _log = logging.getLogger(__name__)
+_MOST_EXITS = 6
+# Each kind of unit, in each of its three situations; a first start waits for it.
+_PROBE_CAP_S = 1.5
 
 
 def load(  # noqa: PLR0913 - one keyword per choice a user may make
@@ -98,6 +109,134 @@ def load(  # noqa: PLR0913 - one keyword per choice a user may make
         monitor.start()
     session.warm_up()
     return session
+
+
+def load_language(  # noqa: PLR0913 - one keyword per choice a user may make
+    model: str | Path | LanguageModel,
+    *,
+    backend: str = "torch:cpu",
+    precision: Precision = "fp32",
+    threads: int = 1,
+    exit_layers: Sequence[int] | None = None,
+    exits: LanguageExits | str | Path | None = "auto",
+    head: HeadKind = "affine",
+    policy: str | Policy = "edgewise",
+    profile: str = "auto",
+    store: str | Path | None = None,
+    clock: Clock | None = None,
+    on_progress: Callable[[Progress], None] | None = None,
+    **policy_options: Any,
+) -> LanguageSession:
+    """Open a language model for texts on this machine.
+
+    Args:
+        model: A name that ``edgewise pull`` knows, a Hugging Face folder, a GGUF file, or a model.
+        backend: ``runtime`` or ``runtime:device``.
+        precision: Of the weights.
+        threads: Threads of each call.
+        exit_layers: After how many layers one may leave; by default at most six of those with a
+            fitted exit, and at full depth alone where none is fitted.
+        exits: Fitted exits, or the file that ``edgewise fit-exits`` wrote; ``"auto"`` takes those
+            kept for the model, ``None`` does without.
+        head: What answers at exits.
+        policy: A policy's name, or a policy.
+        profile: ``"auto"`` takes the stored costs, and measures them (seconds) where there are
+            none; ``"stored"`` refuses to measure.
+        store: Where profiles are kept; the user's store by default.
+        clock: Tells time; the machine's by default.
+        on_progress: Told how a measurement goes.
+        policy_options: The policy's own arguments.
+
+    Raises:
+        ConfigError: No such model, policy or exit, or an argument out of range.
+        ModelError: A model that is not supported or damaged; exits of other weights.
+        CheckpointError: The file of exits is missing or damaged.
+        BackendUnavailable: The backend is unknown or not installed.
+        OpUnsupported: The backend cannot have this precision.
+        ProfileError: The store is damaged, or holds no costs and none may be measured.
+    """
+    if isinstance(policy, str):
+        check_policy_name(policy)  # before anything slow
+    if profile not in {"auto", "stored"}:
+        raise ConfigError(f"expected the profile 'auto' or 'stored', found {profile!r}")
+    loaded = load_language_model(model) if isinstance(model, str | Path) else model
+    fitted = _exits_of(loaded, exits)
+    if exit_layers is None:
+        exit_layers = _spread(() if fitted is None else sorted(fitted.affine))
+    decoder = load_decoder(
+        loaded,
+        backend,
+        threads=threads,
+        precision=precision,
+        exit_layers=exit_layers,
+        exits=fitted,
+    )
+    costs = language_costs_of(
+        decoder, head=head, profile=profile, store=store, on_progress=on_progress
+    )
+    session = LanguageSession(
+        decoder, costs, policy=policy, head=head, clock=clock, **policy_options
+    )
+    session.warm_up()
+    return session
+
+
+def language_costs_of(
+    decoder: DecoderProgram,
+    *,
+    head: HeadKind = "affine",
+    profile: str = "auto",
+    store: str | Path | None = None,
+    on_progress: Callable[[Progress], None] | None = None,
+) -> LanguageCosts:
+    """Find or measure what tokens of a loaded model cost here; arguments as `load_language`.
+
+    A token is measured after a short and a long text, and without the KV policy's work, in turn.
+
+    Raises:
+        ProfileError: As `load_language`.
+    """
+    programs = probe_programs(decoder, head=head)
+    kept = ProfileStore(Path(store) if store is not None else default_store_path())
+    first, name = next(iter(programs.values())), next(iter(programs))
+    try:
+        found = find_profile(first.model, name, threads=decoder.threads, store=kept)
+    except ProfileError as reason:
+        if not (reason.help or "").startswith("edgewise profile"):
+            raise
+        if profile == "stored":
+            raise ProfileError(reason.message, help="leave out profile='stored'") from reason
+        _log.info("measuring tokens: %s", reason.message)
+        found = measure(
+            programs, kept, quick=True, time_cap_s=_PROBE_CAP_S, on_progress=on_progress
+        )
+    num = len(decoder.exit_layers)
+    near, far, mask = (
+        CostTable.from_profile(found, backend=each, num_exits=num) for each in programs
+    )
+    near_length, far_length = probe_lengths(decoder.model.context_length)
+    return LanguageCosts.of(near, far, mask, near_length=near_length, far_length=far_length)
+
+
+def _exits_of(
+    model: LanguageModel, exits: LanguageExits | str | Path | None
+) -> LanguageExits | None:
+    if exits is None or isinstance(exits, LanguageExits):
+        return exits
+    if exits == "auto":
+        return find_exits(model.digest)
+    return load_exits(Path(exits), digest=model.digest)
+
+
+def _spread(layers: Sequence[int]) -> list[int]:
+    """At most six, evenly among them, the last kept.
+
+    Example:
+        >>> _spread(range(1, 30)), _spread([2, 5])
+        ([5, 10, 14, 19, 24, 29], [2, 5])
+    """
+    count = min(len(layers), _MOST_EXITS)
+    return [layers[round((i + 1) * len(layers) / count) - 1] for i in range(count)]
 
 
 def check_predictor(predictor: FittedPredictor, program: Program) -> None:

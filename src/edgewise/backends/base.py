@@ -122,6 +122,14 @@ class Context(ABC):
             BackendError: The runtime failed; its own message is the cause.
         """
 
+    def finish(self, exit_index: int) -> bool:  # noqa: ARG002
+        """Do what is left to do once the answer of an exit was taken; part of its head's cost.
+
+        Returns:
+            Whether that took time.
+        """
+        return False
+
 
 class Program(ABC):
     """A staged model, loaded on one backend with one thread policy; shared by all threads.

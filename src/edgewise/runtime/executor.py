@@ -20,8 +20,14 @@ if TYPE_CHECKING:
 Float32 = npt.NDArray[np.float32]
 
 
-def execute(
-    setting: Setting, x: Float32, *, budget_s: float, arrival_s: float, position: int = 0
+def execute(  # noqa: PLR0913 - each is one property of the request
+    setting: Setting,
+    x: Float32,
+    *,
+    budget_s: float,
+    arrival_s: float,
+    position: int = 0,
+    factor: float = 1.0,
 ) -> Answer:
     """Run one request.
 
@@ -33,6 +39,8 @@ def execute(
         budget_s: From arrival to answer, seconds.
         arrival_s: When the request arrived, on the setting's clock; waiting counts.
         position: Stages that ran elsewhere.
+        factor: What its units cost relative to the setting's costs, for a request that is known to
+            be larger: the policy is shown a clock that runs slower by it.
 
     Returns:
         The answer, or the refusal.
@@ -40,9 +48,11 @@ def execute(
     policy, now_s = setting.policy.begin(), setting.clock.now_s
     segments, heads = setting.segments, setting.heads
     last = len(heads)
-    deadline_s = arrival_s + budget_s
     with setting.program.context() as context:
         start_s = now_s()
+        deadline_s = arrival_s + budget_s
+        if factor != 1.0:
+            deadline_s = start_s + (deadline_s - start_s) / factor
         request = Request(
             policy=policy,
             budget_s=budget_s,
@@ -59,16 +69,20 @@ def execute(
             if action > position:
                 context.run_segment(position, action)
                 done_s = now_s()
-                request.add(segments[position, action], done_s)
+                request.add(segments[position, action], done_s, factor=factor)
                 position = action
+                if factor != 1.0:
+                    done_s = start_s + (done_s - start_s) / factor
                 action = policy.decide(position, done_s, start_s, deadline_s)
             else:
                 logits = context.run_head(position - 1)
-                request.add(heads[position - 1], now_s())
+                request.add(heads[position - 1], now_s(), factor=factor)
                 # Asked at the last exit too: a policy may learn how sure the answer was.
                 if action != LOOK or policy.accept(position - 1, logits) or position == last:
                     break
                 action = position + 1
+        if context.finish(position - 1):
+            request.extend(now_s())
         if policy.hindsight:
             return _hindsight(setting, context, request, logits[0])
     answer = request.answered(setting, logits[0], position - 1, action)

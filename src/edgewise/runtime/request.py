@@ -42,6 +42,8 @@ class Setting:
             request runs.
         heads: The same of each head.
         source: Who knows the device's state, for the record; ``None`` where nobody does.
+        probability: Whether answers say how sure they are: over a vocabulary that takes longer than
+            a layer.
     """
 
     program: Program
@@ -51,9 +53,10 @@ class Setting:
     segments: Mapping[tuple[int, int], Unit]
     heads: Sequence[Unit]
     source: StateSource | None = None
+    probability: bool = True
 
     @classmethod
-    def of(
+    def of(  # noqa: PLR0913 - what all requests have in common
         cls,
         program: Program,
         *,
@@ -61,6 +64,7 @@ class Setting:
         costs: CostTable,
         clock: Clock,
         source: StateSource | None = None,
+        probability: bool = True,
     ) -> Setting:
         """Prepare the names and medians."""
         return cls(
@@ -69,6 +73,7 @@ class Setting:
             costs=costs,
             clock=clock,
             source=source,
+            probability=probability,
             segments={
                 (i, j): (
                     f"segment:{i}-{j}",
@@ -122,6 +127,12 @@ class Request:
         self.mark_s = now_s
         self.costs = self.policy.unit_costs()  # for the next unit
 
+    def extend(self, now_s: float) -> None:
+        """Account for what the last unit left to be done once its answer was taken."""
+        name, predicted_s, observed_s, costs = self.ran[-1]
+        self.ran[-1] = (name, predicted_s, observed_s + now_s - self.mark_s, costs)
+        self.mark_s = now_s
+
     def steps(self) -> tuple[Step, ...]:
         """What ran, as records."""
         return tuple(
@@ -141,7 +152,10 @@ class Request:
         model, policy = setting.program.model, self.policy
         place = model.exits[exit_index]
         label = int(logits.argmax())
-        temperature = place.head.temperature if place.head else 1.0
+        sure = None
+        if setting.probability:
+            temperature = place.head.temperature if place.head else 1.0
+            sure = float(softmax(logits, temperature=temperature)[label])
         observed_s = self.mark_s - self.arrival_s
         met = observed_s <= self.budget_s
         if self.feasible is False:
@@ -158,7 +172,7 @@ class Request:
             logits=logits,
             label=label,
             class_name=model.class_names[label] if label < len(model.class_names) else None,
-            probability=float(softmax(logits, temperature=temperature)[label]),
+            probability=sure,
             exit_index=exit_index,
             exit_name=place.name,
             depth_ratio=place.depth_ratio,
