@@ -148,11 +148,9 @@ class _Builder:
             self.layer = layer
             x = self.causal_layer(f"model.layers.{layer}", x)
         self.layer = None
-        start = len(self.nodes)
+        # Not joined: what this norm gives is an answer of the model by itself.
         x = self.add("rmsnorm", "model.norm", [x], h, h)
         self.add("linear", "lm_head", [x], h, a.vocab_size, m=answers)
-        if answers == self.rows:
-            self.segment("norm_linear", "lm_head", start, *self.norm_linears(start))
 
     def causal_layer(self, path: str, x: int) -> int:
         h, start = self.a.hidden_size, len(self.nodes)
@@ -260,11 +258,8 @@ class _Builder:
         x = self.add("layernorm", "model.final_norm", [x], h, h)
         x = self.add("linear", "head.dense", [x], h, h)
         x = self.add("activation", "head.act", [x], h, h, function=a.hidden_act)
-        start = len(self.nodes)
         x = self.add("layernorm", "head.norm", [x], h, h)
         self.add("linear", "decoder", [x], h, a.vocab_size, bias=True, m=answers)
-        if answers == self.rows:
-            self.segment("norm_linear", "decoder", start, *self.norm_linears(start))
 
     def encoder_layer(self, path: str, x: int, *, first: bool) -> int:
         h, i, start = self.a.hidden_size, self.a.intermediate_size, len(self.nodes)

@@ -156,10 +156,10 @@ class _Spread:
                 if found is not None and found.usable and found.latency is not None:
                     latency, energy = found.latency, found.energy
                     self.cost[:, i, b] = latency.median_s, energy.energy_j or 0.0
-                    self.sigma[0, i, b] = _sigma(latency.median_low_s, latency.median_high_s)
-                    self.sigma[1, i, b] = _sigma(energy.low_j, energy.high_j)
+                    self.sigma[0, i, b] = log_deviation(latency.median_low_s, latency.median_high_s)
+                    self.sigma[1, i, b] = log_deviation(energy.low_j, energy.high_j)
         self.between = np.array(
-            [[0.0 if a == b else _sigma(*_ends(table, a, b)) for b in names] for a in names]
+            [[0.0 if a == b else log_deviation(*_ends(table, a, b)) for b in names] for a in names]
         )
         self.known = bool(self.sigma.any() or self.between.any())
 
@@ -195,7 +195,7 @@ def _ends(table: OperatorTable, source: str, target: str) -> tuple[float | None,
     return table.switch(source, target).interval_s or (None, None)
 
 
-def _sigma(low: float | None, high: float | None) -> float:
+def log_deviation(low: float | None, high: float | None) -> float:
     """Standard deviation of the logarithm, from a 95 % interval; 0 where there is none."""
     if low is None or high is None or not 0 < low < high:
         return 0.0

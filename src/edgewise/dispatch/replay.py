@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 import numpy as np
 import numpy.typing as npt
 
+from edgewise.dispatch.guard import log_deviation
 from edgewise.dispatch.problem import (
     OBJECTIVES,
     Assignment,
@@ -34,7 +35,6 @@ Int64 = npt.NDArray[np.int64]
 METHODS = ("static", "local", "greedy", "viterbi")
 WITH_SEGMENTS = (*METHODS, "best")
 DRAWS = 400
-_WIDTH = 2 * 1.959964  # of a 95 % interval, in standard deviations
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -329,12 +329,12 @@ class _Draws:
         for (shape, name), cost in table.costs.items():
             if name in backends and cost.usable and cost.latency is not None:
                 at, e = (self.shapes[shape], backends.index(name)), cost.energy
-                sigma[0][at] = _sigma(cost.latency.median_low_s, cost.latency.median_high_s)
-                sigma[1][at] = _sigma(e.low_j, e.high_j)
+                sigma[0][at] = log_deviation(cost.latency.median_low_s, cost.latency.median_high_s)
+                sigma[1][at] = log_deviation(e.low_j, e.high_j)
         between = np.zeros((len(backends), len(backends)))
         for (source, target), switch in table.switches.items():
             if {source, target} <= set(backends):
-                between[backends.index(source), backends.index(target)] = _sigma(
+                between[backends.index(source), backends.index(target)] = log_deviation(
                     *(switch.interval_s or (None, None))
                 )
         self.known = bool(draws) and bool(sigma.any() or between.any())
@@ -399,10 +399,3 @@ class _Draws:
         cost = self.table.cost(shape, backend)
         assert cost.latency is not None  # noqa: S101 - a plan uses it
         return (cost.energy.energy_j or 0.0) if joules else cost.latency.median_s
-
-
-def _sigma(low: float | None, high: float | None) -> float:
-    """Standard deviation of the logarithm, from a 95 % interval; 0 where there is none."""
-    if low is None or high is None or not 0 < low < high:
-        return 0.0
-    return math.log(high / low) / _WIDTH

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
+import numpy as np
+
 from edgewise.dispatch.forward import RULES, Rule
 from edgewise.dispatch.learned.rows import Rows, training_rows
 from edgewise.dispatch.learned.selectors import ESTIMATORS, classifier_names
@@ -52,17 +54,22 @@ def tables(setup: Setup) -> Iterator[Learnable]:
     Raises:
         ConfigError: There is no such model.
     """
-    models = [load_architecture(name) for name in setup.models or common.MODELS]
-    yield _learnable(load_operator_table(common.SIMULATED), models)
-    yield _learnable(default_operator_table(), models)
+    models = models_of(setup)
+    yield learnable(load_operator_table(common.SIMULATED), models)
+    yield learnable(default_operator_table(), models)
 
 
-def _learnable(table: OperatorTable, models: list[Architecture]) -> Learnable:
+def models_of(setup: Setup) -> list[Architecture]:
+    """The models that were asked for; the paper's seven by default."""
+    return [load_architecture(name) for name in setup.models or common.MODELS]
+
+
+def learnable(table: OperatorTable, models: list[Architecture]) -> Learnable:
     """The models that a table has all shapes of, by the paper's count if it has that of all."""
     found = {rule: _cases(table, models, rule) for rule in RULES}
     rule: Rule = "paper" if found["paper"].keys() == found["clean"].keys() else "clean"
     known = [model for model in models if model.name in found[rule]]
-    rows = training_rows(known or models, table, rule=rule)
+    rows = training_rows(known, table, rule=rule) if known else _no_rows(table)
     return Learnable(
         table=table.name,
         provenance=table.provenance,
@@ -72,6 +79,20 @@ def _learnable(table: OperatorTable, models: list[Architecture]) -> Learnable:
         objectives=OBJECTIVES
         if rows.op_j is not None and rows.switch_j is not None
         else OBJECTIVES[:1],
+    )
+
+
+def _no_rows(table: OperatorTable) -> Rows:
+    names = table.backends()
+    return Rows(
+        contexts=(),
+        models=(),
+        counts=np.zeros(0, dtype=np.int64),
+        backends=names,
+        op_s=np.zeros((0, len(names))),
+        op_j=None,
+        switch_s=np.zeros((0, len(names), len(names))),
+        switch_j=None,
     )
 
 

@@ -99,6 +99,11 @@ def run(setup: Setup) -> Reproduction:
                 " are the ceiling. Selectors are for shapes that were not."
             ),
             (
+                "The classifier beside a figure has the least regret of four in the same"
+                " validation that the figure is from, as in the paper: a little too good. All four"
+                " are in the details."
+            ),
+            (
                 "no neighbour in M: shapes that differ only in M are held out together; by the"
                 " paper's grouping a selector has seen the same matrix with other row counts."
             ),
@@ -231,12 +236,20 @@ def _verdicts(judged: list[Judged], setup: Setup) -> Iterator[Verdict]:
             holds=not lost,
             detail=f"not: {', '.join(lost)}" if lost else f"in all {len(here)} cases",
         )
-        drops = [each.best("shape")[1].accuracy - each.best("matrix")[1].accuracy for each in here]
-        yield Verdict(
-            claim=f"they know much from neighbours that differ only in M, {table.table}",
-            holds=float(np.mean(drops)) > 0,
-            detail=f"without those, accuracy falls by {np.mean(drops):.3f} on average",
+        known, alone = (
+            np.array([_pair(each.best(grouping)[1]) for each in here]).mean(axis=0)
+            for grouping in GROUPINGS
         )
+        yield Verdict(
+            claim=f"accuracy leans on neighbours that differ only in M, {table.table}",
+            holds=bool(known[0] > alone[0]),
+            detail=f"without those it is {alone[0]:.3f} instead of {known[0]:.3f} on average;"
+            f" regret by cost {alone[1]:.1%} instead of {known[1]:.1%}",
+        )
+
+
+def _pair(found: Score) -> tuple[float, float]:
+    return found.accuracy, found.weighted_regret
 
 
 def _chart(judged: list[Judged], table: learned.Learnable) -> Chart:

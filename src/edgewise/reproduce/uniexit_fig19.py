@@ -101,8 +101,7 @@ def judge(
     """Whether a method lowers the share at every threshold."""
     claim = f"{net}: {SAID[ours]} has fewer drops than {SAID[against]} at each threshold"
     found = [
-        paired(100 * (dropped[ours][:, k] - dropped[against][:, k]))
-        for k in range(len(THRESHOLDS))
+        paired(100 * (dropped[ours][:, k] - dropped[against][:, k])) for k in range(len(THRESHOLDS))
     ]
     wrong = [f"{t:g}" for t, (d, _, _) in zip(THRESHOLDS, found, strict=True) if d >= 0]
     detail = ", ".join(f"{d:+.2f}" for d, _, _ in found) + " points"

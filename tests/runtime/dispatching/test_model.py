@@ -152,18 +152,21 @@ def test_phases_may_differ_in_their_segments(model: Model, architecture: Arch, p
         assert not dispatched.fallbacks
 
 
-def test_the_last_norm_runs_by_itself_since_the_model_shows_what_it_gives(
+def test_a_plan_that_joins_the_last_norm_is_refused_since_the_model_shows_what_it_gives(
     model: Model, architecture: Arch, plan: Plan
 ) -> None:
-    net = model("llama")
-    with torch.no_grad():
-        expected = net.model(TOKENS).last_hidden_state
-    made = plan(architecture("llama"), HOME, segment="norm_linear")
+    made = plan(architecture("llama"), HOME)
+    *steps, norm, head = made.phases[0].steps
+    joined = dataclasses.replace(
+        head,
+        kind="norm_linear",
+        covers=(*norm.covers, *head.covers),
+        shapes=(head.shapes[0].replace("linear", "norm_linear") + " rmsnorm",),
+    )
+    phase = dataclasses.replace(made.phases[0], steps=(*steps, joined))
 
-    with dispatched_by(net, made) as dispatched, torch.no_grad():
-        assert_near(net.model(TOKENS).last_hidden_state, expected)
-        assert dispatched.apart == ("lm_head",)
-        assert_near(logits(net, logits_to_keep=1), logits(net)[:, -1:])
+    with pytest.raises(ConfigError, match="an answer of the model by itself"):
+        dispatched_by(model("llama"), dataclasses.replace(made, phases=(phase,)))
 
 
 @pytest.mark.parametrize("tokens", [1, 3, 6, 17], ids="{} tokens".format)

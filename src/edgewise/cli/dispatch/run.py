@@ -217,17 +217,8 @@ def open_model(model: str, architecture: Architecture) -> Any:
 
 def notes_on(found: Integrated) -> list[str]:
     """What a reader must know about how the plan ran."""
-    dispatched = found.dispatched["plan"]
-    notes = []
-    if dispatched.apart:
-        notes.append(
-            f"the norm before {', '.join(dispatched.apart)} ran by itself, although the plan joins"
-            " them: what it gives is an answer of the model"
-        )
-    notes += [
-        f"{count} calls ran without a plan: {why}" for why, count in dispatched.fallbacks.items()
-    ]
-    return notes
+    fallbacks = found.dispatched["plan"].fallbacks
+    return [f"{count} calls ran without a plan: {why}" for why, count in fallbacks.items()]
 
 
 def as_json(

@@ -33,9 +33,10 @@ from edgewise.model.transformer import Architecture
 from edgewise.profiles.operators import OperatorTable
 
 LEAST_MODELS = 3
-TOLERATED_LOSS = 0.01  # by a single backend that is guessed from other models
 LEVELS = (0.0, 0.5, 0.6, 0.7, 0.8, 0.9, 0.95, 0.99)
-SHARES = (0.8, 0.9, 0.95, 1.0)
+MEASURED_SHARE = 0.9
+# A trial of a plan beside one backend: noise of one run, and how many of each.
+TRIAL_NOISE_RATIO, TRIAL_RUNS = 0.05, 9
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -60,10 +61,14 @@ class Case:
         """One backend for everything. [T]."""
         return np.full(self.problem.num_operators, backend, dtype=np.int64)
 
+    def best(self, objective: Objective) -> int:
+        """Number of the best single backend: what one run on each tells."""
+        every = range(len(self.problem.backends))
+        return min(every, key=lambda b: self.value(self.single(b), objective))
+
     def gain(self, backend: Int64, objective: Objective) -> float:
         """Share that an assignment saves over the model's best single backend."""
-        every = (self.single(b) for b in range(len(self.problem.backends)))
-        best = min(self.value(one, objective) for one in every)
+        best = self.value(self.single(self.best(objective)), objective)
         return 1 - self.value(backend, objective) / best
 
 
@@ -113,12 +118,10 @@ class Advice:
     Attributes:
         learned_share: Share of its arithmetic whose backend the selector chooses; for the rest it
             abstains to one backend.
-        probe: Measure the model's heaviest shapes first, to know which one.
         reason: Why, in words.
     """
 
     learned_share: float
-    probe: bool
     reason: str
 
 
@@ -133,7 +136,6 @@ class Transfer:
         trials: Each model, held out of all the rest.
         level: Probability that the selector must give its choice, else it abstains; ``None`` where
             with no level all models would have gained over the fallback, and it always abstains.
-        share: Of a model's arithmetic that is to be measured where a probe is asked for.
     """
 
     selector: Selector
@@ -141,7 +143,6 @@ class Transfer:
     fallback: int
     trials: tuple[Trial, ...]
     level: float | None
-    share: float
 
     def advise(self, unknown: Rows) -> Advice:
         """Say what to do with a model, from its shapes alone: its costs are not looked at."""
@@ -150,25 +151,21 @@ class Transfer:
             likely = self.selector.probabilities(unknown.features).max(axis=-1) >= self.level
             sure = likely & ~self.selector.outside(unknown.features)[:, None]
         part = float((work(unknown)[:, None] * sure).sum() / sure.shape[1])
-        worst = min(self.trials, key=lambda trial: trial.static_gain)
         if self.level is None:
             why = "held out in turn, the models that were taught do not all gain"
         elif part == 0:
             why = "its sizes or kinds of operators are beyond those that were taught"
         else:
             why = f"the choice is sure for {part:.0%} of its arithmetic"
-        probe = worst.static_gain < -TOLERATED_LOSS
-        if probe:
-            lost = f"{worst.name}, held out, loses {-worst.static_gain:.1%} with the others'"
-            why = f"{why}; the best single backend varies: {lost}"
-        return Advice(learned_share=part, probe=probe, reason=why)
+        return Advice(learned_share=part, reason=why)
 
     def assign(self, case: Case, *, fallback: int | None = None, guarded: bool = True) -> Int64:
         """Choose for a model that was not taught.
 
         Args:
             case: Its operators; their costs are not looked at.
-            fallback: Number of the single backend; by default the best for the models taught.
+            fallback: Number of the single backend; by default the best for the models taught, a
+                guess that only a run of the model on each backend can replace.
             guarded: Abstain where the selector is not sure.
         """
         single = self.fallback if fallback is None else fallback
@@ -250,7 +247,6 @@ def learn_transfer(  # noqa: PLR0913
         fallback=best_single(rows, objective),
         trials=trials,
         level=next(safe, None),
-        share=_share(rows, cases, objective),
     )
 
 
@@ -288,32 +284,22 @@ def without(rows: Rows, model: str) -> Rows:
     return rows.take(np.array([name != model for name in rows.models]))
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Probe:
-    """What a few measured shapes of a model say.
+def plan_measured(here: Rows, case: Case, *, objective: Objective, share: float) -> Int64:
+    """Plan exactly with the costs of a model's heaviest shapes; the rest stays on one backend.
 
-    Attributes:
-        measured: How many, on every backend.
-        single: Number of the backend that is cheapest for them.
-        backend: The exact plan for them, with that backend for all other operators. [T].
-    """
-
-    measured: int
-    single: int
-    backend: Int64
-
-
-def probe(here: Rows, case: Case, *, objective: Objective, share: float) -> Probe:
-    """Measure a model's heaviest shapes, and plan with what they cost.
+    Which one is best is known from one run of the whole model on each.
 
     Args:
-        here: The model's rows; costs are looked at of the heaviest alone.
-        case: Its replay; the same.
+        here: The model's rows.
+        case: Its replay.
         objective: What is to be small.
         share: Of its arithmetic that is measured.
+
+    Returns:
+        Numbers of backends. [T].
     """
-    chosen = probed(here, share=share)
-    single = best_single(here.take(chosen), objective)
+    chosen = heaviest(here, share=share)
+    single = case.best(objective)
     measured = {here.contexts[g] for g in chosen}
     known = np.array([context in measured for context in case.contexts])
     problem = case.problem
@@ -329,28 +315,38 @@ def probe(here: Rows, case: Case, *, objective: Objective, share: float) -> Prob
         objective=objective,
         method="viterbi",
     )
-    return Probe(measured=len(chosen), single=single, backend=plan.assignment.backend)
+    return plan.assignment.backend
 
 
-def probed(rows: Rows, *, share: float) -> Int64:
+def survives_trial(
+    case: Case, backend: Int64, objective: Objective, *, rng: np.random.Generator
+) -> bool:
+    """Run a plan and the best single backend in turns, and keep it only where that shows a gain.
+
+    What learning from other models cannot know, a few runs of the model itself tell: the last word
+    of the guard. Each run differs from the replay by noise, so a plan is kept only if it saves
+    more than twice the standard error of the medians' difference.
+
+    Args:
+        case: The model's replay, which stands for running it.
+        backend: The plan. [T].
+        objective: What is to be small.
+        rng: Of the noise.
+    """
+    best = case.value(case.single(case.best(objective)), objective)
+    noise = rng.normal(0.0, TRIAL_NOISE_RATIO, size=(2, TRIAL_RUNS))
+    plan, single = np.median(np.log([[case.value(backend, objective)], [best]]) + noise, axis=1)
+    # Of a median of normal errors: sqrt(pi / 2) times that of a mean; of a difference, sqrt(2).
+    error = TRIAL_NOISE_RATIO * np.sqrt(np.pi / TRIAL_RUNS)
+    return bool(single - plan > 2 * error)
+
+
+def heaviest(rows: Rows, *, share: float) -> Int64:
     """The fewest groups with that share of the arithmetic, the heaviest first."""
     part = work(rows)
     order = np.argsort(-part, kind="stable")
     count = int(np.searchsorted(np.cumsum(part[order]), share * (1 - 1e-9))) + 1
     return np.asarray(order[:count], dtype=np.int64)
-
-
-def _share(rows: Rows, cases: Mapping[str, Case], objective: Objective) -> float:
-    """The least share that finds each model's best single backend, or one hardly worse."""
-
-    def loss(model: str, share: float) -> float:
-        here = only(rows, model)
-        single = best_single(here.take(probed(here, share=share)), objective)
-        return -cases[model].gain(cases[model].single(single), objective)
-
-    models = set(rows.models)
-    enough = (s for s in SHARES if max(loss(m, s) for m in models) <= TOLERATED_LOSS / 2)
-    return next(enough, SHARES[-1])
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -362,9 +358,12 @@ class HeldOut:
         classifier: Chosen by the others.
         gain: Of the learned choices, always taken, over its best single backend.
         static_gain: Of the single backend that is best for the others; negative or 0.
-        guarded_gain: Of the learned choices with the guard.
-        probed_gain: Of the plan made with the costs of a few shapes, and no selector.
+        alone_gain: With the guard, and nothing measured: it abstains to that single backend.
+        guarded_gain: With the guard, and one run on each backend: it abstains to the best.
+        tried_gain: The same, and dropped for that backend unless it survives a trial.
+        measured_gain: Of the plan made with the costs of its heaviest shapes, and no selector.
         shapes: How many that are.
+        of_shapes: How many it has.
         advice: Of the guard.
     """
 
@@ -372,9 +371,12 @@ class HeldOut:
     classifier: str
     gain: float
     static_gain: float
+    alone_gain: float
     guarded_gain: float
-    probed_gain: float
+    tried_gain: float
+    measured_gain: float
     shapes: int
+    of_shapes: int
     advice: Advice
 
 
@@ -401,7 +403,7 @@ def leave_one_model_out(  # noqa: PLR0913
         ProfileError: Fewer than four models, or as `fit_selector`.
     """
     fitted: dict[tuple[object, ...], Selector] = {}
-    found = []
+    found: list[HeldOut] = []
     for name in dict.fromkeys(rows.models):
         learned = learn_transfer(
             without(rows, name),
@@ -412,21 +414,28 @@ def leave_one_model_out(  # noqa: PLR0913
             estimators=estimators,
             fitted=fitted,
         )
-        found.append(_held_out(learned, only(rows, name), cases[name], objective))
+        rng = np.random.default_rng([seed, len(found)])
+        found.append(_held_out(learned, only(rows, name), cases[name], objective, rng))
     return tuple(found)
 
 
-def _held_out(learned: Transfer, here: Rows, case: Case, objective: Objective) -> HeldOut:
-    advice = learned.advise(here)
-    few = probe(here, case, objective=objective, share=learned.share)
-    single = few.single if advice.probe else learned.fallback
+def _held_out(
+    learned: Transfer, here: Rows, case: Case, objective: Objective, rng: np.random.Generator
+) -> HeldOut:
+    planned = plan_measured(here, case, objective=objective, share=MEASURED_SHARE)
+    guarded = learned.assign(case, fallback=case.best(objective))
+    guarded_gain = case.gain(guarded, objective)
+    kept = survives_trial(case, guarded, objective, rng=rng)
     return HeldOut(
         model=case.name,
         classifier=learned.selector.classifier,
         gain=case.gain(learned.assign(case, guarded=False), objective),
         static_gain=case.gain(case.single(learned.fallback), objective),
-        guarded_gain=case.gain(learned.assign(case, fallback=single), objective),
-        probed_gain=case.gain(few.backend, objective),
-        shapes=few.measured,
-        advice=advice,
+        alone_gain=case.gain(learned.assign(case), objective),
+        guarded_gain=guarded_gain,
+        tried_gain=guarded_gain if kept else 0.0,
+        measured_gain=case.gain(planned, objective),
+        shapes=len(heaviest(here, share=MEASURED_SHARE)),
+        of_shapes=len(here.contexts),
+        advice=learned.advise(here),
     )

@@ -131,8 +131,6 @@ class DispatchedModel:
         model: The transformers model itself.
         plans: For the states of the device, the calm one first.
         fallbacks: How often a module ran its own forward instead, by reason.
-        apart: Linears whose norm runs by itself although the plan joins them: what that norm gives
-            is an answer of the model.
     """
 
     def __init__(
@@ -149,7 +147,6 @@ class DispatchedModel:
         self.model: Any = model
         self.plans = tuple(plans)
         self.fallbacks: Counter[str] = Counter()
-        self.apart = tuple(dict.fromkeys(path for f in phases for p in f for path in p.apart))
         self._states = states
         self._programs = programs
         self._grad = torch.is_grad_enabled

@@ -42,20 +42,17 @@ class PhaseParts:
         plan: Where it is from.
         parts: By path of the module.
         passing: Norms that hand on what they get, since whoever reads them computes them.
-        apart: Paths of linears whose norm runs by itself although the plan joins them.
     """
 
     plan: PhasePlan
     parts: Mapping[str, Part]
     passing: frozenset[str]
-    apart: tuple[str, ...] = ()
 
 
 @dataclass(slots=True)
 class _Found:
     parts: dict[str, Part] = field(default_factory=dict)
     passing: set[str] = field(default_factory=set)
-    apart: list[str] = field(default_factory=list)
 
 
 def find_parts(model: nn.Module, plan: DispatchPlan) -> tuple[PhaseParts, ...]:
@@ -88,7 +85,6 @@ def _phase(modules: Mapping[str, nn.Module], phase: PhasePlan, model: str) -> Ph
         plan=phase,
         parts=found.parts,
         passing=frozenset(found.passing),
-        apart=tuple(found.apart),
     )
 
 
@@ -120,19 +116,19 @@ def _add_norm_linears(
     # What a norm outside the reader's block gives is seen from outside, as the last hidden state
     # is, and a reader may be asked for fewer rows than the norm.
     beside = norm.rpartition(".")[0]
-    joined = all(path.startswith(f"{beside}.") for path in readers)
-    if joined:
-        found.passing.add(norm)
+    if not all(path.startswith(f"{beside}.") for path in readers):
+        raise ConfigError(
+            f"step {step.name!r} joins {norm!r} to {readers}, but what that norm gives is an answer"
+            " of the model by itself",
+            help="plan for this model: edgewise dispatch plan",
+        )
+    found.passing.add(norm)
     for path, shape in zip(readers, shapes, strict=True):
         if shape.kind != "norm_linear":
             _keep(found, modules, step, path, shape, _GATHER[shape.kind](modules, path, [path]))
-        elif joined:
+        else:
             weights = _norm_linear(modules, path, [norm, path])
             _keep(found, modules, step, path, shape, weights)
-        else:
-            alone = OperatorShape(kind="linear", m=shape.m, k=shape.k, n=shape.n, bias=shape.bias)
-            found.apart.append(path)
-            _keep(found, modules, step, path, alone, _linear(modules, path, [path]))
 
 
 def _keep(  # noqa: PLR0913, PLR0917 - what a part is made of
