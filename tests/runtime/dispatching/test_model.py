@@ -152,6 +152,24 @@ def test_phases_may_differ_in_their_segments(model: Model, architecture: Arch, p
         assert not dispatched.fallbacks
 
 
+def test_a_layer_that_is_whole_for_some_lengths_only_is_itself_for_others_after_swapping_again(
+    model: Model, architecture: Arch, plan: Plan
+) -> None:
+    net = model("llama")
+    short, long = torch.arange(4)[None], torch.arange(20)[None]
+    expected = logits(net, short), logits(net, long)
+    whole = plan(architecture("llama"), HOME, segment="layer", lengths=(20,)).phases[0]
+    single = plan(architecture("llama"), HOME, lengths=(4,))
+    mixed = dataclasses.replace(single, phases=(single.phases[0], whole))
+
+    with dispatched_by(net, mixed) as dispatched:
+        for _ in range(2):
+            assert_near(logits(net, short), expected[0])
+            assert_near(logits(net, long), expected[1])
+            dispatched.restore()
+            dispatched.swap()
+
+
 def test_a_plan_that_joins_the_last_norm_is_refused_since_the_model_shows_what_it_gives(
     model: Model, architecture: Arch, plan: Plan
 ) -> None:

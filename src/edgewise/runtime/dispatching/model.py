@@ -246,7 +246,8 @@ class DispatchedModel:
         try:
             for path in dict.fromkeys(changed):
                 module = self._modules[path]
-                self._known.setdefault(path, [{} for _ in self._variants])
+                # Anew: what was remembered may be a module's forward as it was bound before.
+                self._known[path] = [{} for _ in self._variants]
                 whole = any(_is_layer(v, path) for v in self._variants)
                 forward = self._layer(path) if whole else self._tensor(path)
                 self._replace(path, module, forward)
