@@ -19,7 +19,7 @@ import itertools
 import logging
 import math
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -56,6 +56,7 @@ from edgewise.profiles.operators import (
 )
 from edgewise.profiles.records import ThreadPolicy
 from edgewise.profiles.statistics import quantile_interval
+from edgewise.profiling.collection import no_collection
 from edgewise.profiling.find import device_record, thread_policy
 from edgewise.profiling.operator_energy import FindMeter, find_energy_meter, measure_energy
 from edgewise.profiling.operator_journal import Journal, refuse_mixing
@@ -327,7 +328,7 @@ class _Run:
         if not entries:
             return
         effort, now_s = self.effort, self.clock.now_s
-        with _no_collection():
+        with no_collection():
             for entry in entries:
                 call_s = self._timed_s(entry, inputs, calls=len(entry.programs))
                 entry.calls = max(1, math.ceil(effort.sample_s / max(call_s, 1e-7)))
@@ -693,7 +694,7 @@ def _measure_switches(run: _Run) -> None:
         return
     tensors = [run.make_inputs(shape, run.rng)[0] for shape in SWITCH_SHAPES]
     samples: list[SwitchSamples] = []
-    with _no_collection():
+    with no_collection():
         for place, (shape, tensor) in enumerate(zip(SWITCH_SHAPES, tensors, strict=True)):
             samples.append(
                 sample_switches(
@@ -752,14 +753,3 @@ def _versions(backends: Iterable[str]) -> str:
             package = _PACKAGES.get(runtime, runtime)
             found.append(f"{package} {importlib.metadata.version(package)}")
     return ", ".join(found)
-
-
-@contextlib.contextmanager
-def _no_collection() -> Iterator[None]:
-    collecting = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if collecting:
-            gc.enable()

@@ -12,9 +12,8 @@ compared with the whole model, as a check of both.
 from __future__ import annotations
 
 import contextlib
-import gc
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -29,6 +28,7 @@ from edgewise.frontends.partition import PartitionedModel
 from edgewise.model.graph import Graph
 from edgewise.profiles.partition import PartitionProfile
 from edgewise.profiling.accelerator_model import EDGE_TPU, ComputeModel, edge_tpu, prefix_work
+from edgewise.profiling.collection import no_collection
 from edgewise.units import format_bytes
 
 Float64 = npt.NDArray[np.float64]
@@ -361,7 +361,7 @@ def _round(
 ) -> Float64:
     found = np.empty((len(inputs), len(pieces)))
     now_s = run.clock.now_s
-    with _no_collection():
+    with no_collection():
         for index in run.rng.permutation(len(calls)):
             k, t = calls[index]
             # A fresh copy: in a request the segment before has just written it.
@@ -370,14 +370,3 @@ def _round(
             call(values)
             found[k, t] = max(0.0, now_s() - start_s)
     return found
-
-
-@contextlib.contextmanager
-def _no_collection() -> Iterator[None]:
-    collecting = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if collecting:
-            gc.enable()

@@ -21,6 +21,7 @@ import numpy as np
 import numpy.typing as npt
 
 from edgewise.errors import BackendUnavailable, ModelError
+from edgewise.frontends.language.safetensors_file import mapped_bytes
 from edgewise.frontends.language.weights import (
     FAMILIES,
     HEAD,
@@ -98,15 +99,7 @@ class GgufFile:
     def __init__(self, path: Path) -> None:
         self._gguf = _import_gguf()
         self.path = path
-        try:
-            size = path.stat().st_size
-            self._bytes: npt.NDArray[np.uint8] = (
-                np.memmap(path, dtype=np.uint8, mode="r").view(np.ndarray)
-                if size
-                else np.zeros(0, dtype=np.uint8)
-            )
-        except OSError as error:
-            raise ModelError(f"cannot read {path}: {error.strerror or error}") from error
+        self._bytes = mapped_bytes(path)
         header = _Header(path, self._bytes.data)
         self.metadata = header.metadata
         family = self.metadata.get("general.architecture")

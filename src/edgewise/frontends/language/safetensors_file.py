@@ -69,15 +69,8 @@ class SafetensorsFile:
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        try:
-            size = path.stat().st_size
-            self._bytes: npt.NDArray[np.uint8] = (
-                np.memmap(path, dtype=np.uint8, mode="r").view(np.ndarray)
-                if size
-                else np.zeros(0, dtype=np.uint8)
-            )
-        except OSError as error:
-            raise ModelError(f"cannot read {path}: {error.strerror or error}") from error
+        self._bytes = mapped_bytes(path)
+        size = self._bytes.size
         length = int.from_bytes(self._bytes[:8].tobytes(), "little")
         if size < 8 or length > min(size - 8, _MAX_HEADER_BYTES):
             raise self._damaged("it is truncated, or no safetensors file")
@@ -170,3 +163,17 @@ def write_float32(
         sink.flush()
         os.fsync(sink.fileno())
     return digest.hexdigest()
+
+
+def mapped_bytes(path: Path) -> npt.NDArray[np.uint8]:
+    """Map a file into memory, read-only; an empty one is an empty array.
+
+    Raises:
+        ModelError: It cannot be read.
+    """
+    try:
+        if not path.stat().st_size:
+            return np.zeros(0, dtype=np.uint8)
+        return np.memmap(path, dtype=np.uint8, mode="r").view(np.ndarray)
+    except OSError as error:
+        raise ModelError(f"cannot read {path}: {error.strerror or error}") from error
