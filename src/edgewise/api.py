@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -26,6 +26,8 @@ from edgewise.profiling import device_record, find_profile, measure, thread_poli
 from edgewise.runtime import Session
 from edgewise.runtime.generation import LanguageCosts, LanguageSession
 from edgewise.runtime.generation.costs import probe_lengths, probe_programs
+from edgewise.runtime.generation.program import TokenProgram, staged_decoder
+from edgewise.runtime.generation.state import TextState
 from edgewise.runtime.repricing import Repricer
 
 if TYPE_CHECKING:
@@ -42,6 +44,9 @@ _log = logging.getLogger(__name__)
 _MOST_EXITS = 6
 # Each kind of unit, in each of its three situations; a first start waits for it.
 _PROBE_CAP_S = 1.5
+
+LANGUAGE_BACKEND = "torch:cpu"
+"""Where language models run by default."""
 
 
 def load(  # noqa: PLR0913 - one keyword per choice a user may make
@@ -83,46 +88,33 @@ def load(  # noqa: PLR0913 - one keyword per choice a user may make
     """
     if isinstance(policy, str):
         check_policy_name(policy)  # before anything slow
-    if isinstance(predictor, str | Path):
-        predictor = FittedPredictor.load(Path(predictor))
-    if policy_options.get("energy_budget_j") is not None and (
-        predictor is None or predictor.energy is None
-    ):
-        raise ConfigError(
-            "an energy budget needs a predictor that predicts energy; none is given",
-            help="fit one where a meter exists: edgewise doctor names the meters",
-        )
+    fitted = _predictor_of(predictor, policy_options)
     staged = load_model(model) if isinstance(model, str | Path) else model
     name = best_backend() if backend == "auto" else full_name(backend)
     program = load_program(staged, name, threads=threads)
     costs = costs_of(program, profile=profile, store=store, on_progress=on_progress)
-    if predictor is None:
-        session = Session(program, costs, policy=policy, clock=clock, **policy_options)
-    else:
-        check_predictor(predictor, program)
-        repricer = Repricer(predictor)
-        monitor = Monitor(make_sensors(), on_state=[repricer.on_state])
-        session = Session(
-            program, costs, policy=policy, clock=clock, source=monitor, **policy_options
-        )
+    repricer, monitor = _watch(fitted, program)
+    session = Session(program, costs, policy=policy, clock=clock, source=monitor, **policy_options)
+    session.warm_up()
+    if repricer is not None and monitor is not None:
         repricer.add(session.policy)
         monitor.start()
-    session.warm_up()
     return session
 
 
 def load_language(  # noqa: PLR0913 - one keyword per choice a user may make
     model: str | Path | LanguageModel,
     *,
-    backend: str = "torch:cpu",
+    backend: str = LANGUAGE_BACKEND,
     precision: Precision = "fp32",
     threads: int = 1,
     exit_layers: Sequence[int] | None = None,
     exits: LanguageExits | str | Path | None = "auto",
     head: HeadKind = "affine",
     policy: str | Policy = "edgewise",
-    profile: str = "auto",
+    profile: str | Path = "auto",
     store: str | Path | None = None,
+    predictor: str | Path | FittedPredictor | None = None,
     clock: Clock | None = None,
     on_progress: Callable[[Progress], None] | None = None,
     **policy_options: Any,
@@ -141,8 +133,9 @@ def load_language(  # noqa: PLR0913 - one keyword per choice a user may make
         head: What answers at exits.
         policy: A policy's name, or a policy.
         profile: ``"auto"`` takes the stored costs, and measures them (seconds) where there are
-            none; ``"stored"`` refuses to measure.
+            none; ``"stored"`` refuses to measure. Otherwise the path of an exported profile.
         store: Where profiles are kept; the user's store by default.
+        predictor: Of a token's costs in every state of this device, as for `load`.
         clock: Tells time; the machine's by default.
         on_progress: Told how a measurement goes.
         policy_options: The policy's own arguments.
@@ -153,17 +146,57 @@ def load_language(  # noqa: PLR0913 - one keyword per choice a user may make
         CheckpointError: The file of exits is missing or damaged.
         BackendUnavailable: The backend is unknown or not installed.
         OpUnsupported: The backend cannot have this precision.
-        ProfileError: The store is damaged, or holds no costs and none may be measured.
+        ProfileError: The store is damaged, or holds no costs and none may be measured; the profile
+            or predictor is damaged, or of another model, precision, backend, device or number of
+            threads.
     """
     if isinstance(policy, str):
         check_policy_name(policy)  # before anything slow
-    if profile not in {"auto", "stored"}:
-        raise ConfigError(f"expected the profile 'auto' or 'stored', found {profile!r}")
+    watching = _predictor_of(predictor, policy_options)
+    decoder = open_decoder(
+        model,
+        backend=backend,
+        precision=precision,
+        threads=threads,
+        exit_layers=exit_layers,
+        exits=exits,
+    )
+    outline = TokenProgram(
+        TextState(decoder, 1), model=staged_decoder(decoder, head=head), head=head
+    )
+    repricer, monitor = _watch(watching, outline)
+    costs = language_costs_of(
+        decoder, head=head, profile=profile, store=store, on_progress=on_progress
+    )
+    session = LanguageSession(
+        decoder, costs, policy=policy, head=head, clock=clock, source=monitor, **policy_options
+    )
+    session.warm_up()
+    if repricer is not None and monitor is not None:
+        repricer.add(session)
+        monitor.start()
+    return session
+
+
+def open_decoder(  # noqa: PLR0913 - as load_language
+    model: str | Path | LanguageModel,
+    *,
+    backend: str = LANGUAGE_BACKEND,
+    precision: Precision = "fp32",
+    threads: int = 1,
+    exit_layers: Sequence[int] | None = None,
+    exits: LanguageExits | str | Path | None = "auto",
+) -> DecoderProgram:
+    """Load a language model on a backend with the exits that it has; arguments as `load_language`.
+
+    Raises:
+        EdgeError: As `load_language`.
+    """
     loaded = load_language_model(model) if isinstance(model, str | Path) else model
     fitted = _exits_of(loaded, exits)
     if exit_layers is None:
         exit_layers = _spread(() if fitted is None else sorted(fitted.affine))
-    decoder = load_decoder(
+    return load_decoder(
         loaded,
         backend,
         threads=threads,
@@ -171,21 +204,13 @@ def load_language(  # noqa: PLR0913 - one keyword per choice a user may make
         exit_layers=exit_layers,
         exits=fitted,
     )
-    costs = language_costs_of(
-        decoder, head=head, profile=profile, store=store, on_progress=on_progress
-    )
-    session = LanguageSession(
-        decoder, costs, policy=policy, head=head, clock=clock, **policy_options
-    )
-    session.warm_up()
-    return session
 
 
 def language_costs_of(
     decoder: DecoderProgram,
     *,
     head: HeadKind = "affine",
-    profile: str = "auto",
+    profile: str | Path = "auto",
     store: str | Path | None = None,
     on_progress: Callable[[Progress], None] | None = None,
 ) -> LanguageCosts:
@@ -196,26 +221,25 @@ def language_costs_of(
     Raises:
         ProfileError: As `load_language`.
     """
-    programs = probe_programs(decoder, head=head)
-    kept = ProfileStore(Path(store) if store is not None else default_store_path())
-    first, name = next(iter(programs.values())), next(iter(programs))
+    programs, num = probe_programs(decoder, head=head), len(decoder.exit_layers)
     try:
-        found = find_profile(first.model, name, threads=decoder.threads, store=kept)
-    except ProfileError as reason:
-        if not (reason.help or "").startswith("edgewise profile"):
-            raise
-        if profile == "stored":
-            raise ProfileError(reason.message, help="leave out profile='stored'") from reason
-        _log.info("measuring tokens: %s", reason.message)
-        found = measure(
-            programs, kept, quick=True, time_cap_s=_PROBE_CAP_S, on_progress=on_progress
+        found = _profile_of(programs, profile, store, on_progress, time_cap_s=_PROBE_CAP_S)
+        near, far, mask = (
+            CostTable.from_profile(found, backend=each, num_exits=num) for each in programs
         )
-    num = len(decoder.exit_layers)
-    near, far, mask = (
-        CostTable.from_profile(found, backend=each, num_exits=num) for each in programs
-    )
+    except ProfileError as error:
+        if not (error.help or "").startswith("edgewise profile"):
+            raise
+        raise ProfileError(error.message, help=_profile_command(decoder)) from error
     near_length, far_length = probe_lengths(decoder.model.context_length)
     return LanguageCosts.of(near, far, mask, near_length=near_length, far_length=far_length)
+
+
+def _profile_command(decoder: DecoderProgram) -> str:
+    said = f"edgewise profile {decoder.model.name} --backend {decoder.backend}"
+    if decoder.precision != "fp32":
+        said += f" --precision {decoder.precision}"
+    return f"{said} --threads {decoder.threads}"
 
 
 def _exits_of(
@@ -239,12 +263,50 @@ def _spread(layers: Sequence[int]) -> list[int]:
     return [layers[round((i + 1) * len(layers) / count) - 1] for i in range(count)]
 
 
+def _predictor_of(
+    predictor: str | Path | FittedPredictor | None, policy_options: Mapping[str, Any]
+) -> FittedPredictor | None:
+    if isinstance(predictor, str | Path):
+        predictor = FittedPredictor.load(Path(predictor))
+    if policy_options.get("energy_budget_j") is not None and (
+        predictor is None or predictor.energy is None
+    ):
+        raise ConfigError(
+            "an energy budget needs a predictor that predicts energy; none is given",
+            help="fit one where a meter exists: edgewise doctor names the meters",
+        )
+    return predictor
+
+
+def _watch(
+    predictor: FittedPredictor | None, program: Program
+) -> tuple[Repricer, Monitor] | tuple[None, None]:
+    """What watches the device with a predictor, not started yet; nothing without one."""
+    if predictor is None:
+        return None, None
+    check_predictor(predictor, program)
+    repricer = Repricer(predictor)
+    return repricer, Monitor(make_sensors(), on_state=[repricer.on_state])
+
+
+def predictor_facts(program: Program) -> dict[str, object]:
+    """What a predictor of a loaded program's costs is kept with, and is checked by."""
+    return {
+        "backend": program.backend,
+        "threads": program.threads,
+        **(program.facts if isinstance(program, TokenProgram) else {}),
+        "model_version": program.model.version(),
+        "device_id": device_fingerprint().id,
+    }
+
+
 def check_predictor(predictor: FittedPredictor, program: Program) -> None:
     """Refuse a predictor that says nothing about a loaded model on this machine.
 
     Raises:
-        ProfileError: It was fitted for another number of stages, another version of the model, or
-            to another device or a simulated one.
+        ProfileError: It was fitted for another number of stages, another version of the model,
+            another backend, precision or number of threads, or to another device or a simulated
+            one.
     """
     remedy = f"edgewise fit {program.model.name} --measure"
     if predictor.provenance != "measured":
@@ -252,13 +314,7 @@ def check_predictor(predictor: FittedPredictor, program: Program) -> None:
             f"expected a predictor fitted to this device, found a {predictor.provenance} one",
             help=remedy,
         )
-    here: dict[str, object] = {
-        "stages": len(program.model.stages),
-        "model_version": program.model.version(),
-        "device_id": device_fingerprint().id,
-        "backend": program.backend,
-        "threads": program.threads,
-    }
+    here = {**predictor_facts(program), "stages": len(program.model.stages)}
     told = {"stages": predictor.num_stages, **predictor.facts}
     for name, value in here.items():
         if name in told and told[name] != value:
@@ -296,18 +352,22 @@ def costs_of(
     Raises:
         ProfileError: As `load`.
     """
-    found = _profile_of(program, profile, store, on_progress)
+    found = _profile_of({program.backend: program}, profile, store, on_progress)
     return CostTable.from_profile(
         found, backend=program.backend, num_exits=len(program.model.stages)
     )
 
 
 def _profile_of(
-    program: Program,
+    programs: Mapping[str, Program],
     profile: str | Path,
     store: str | Path | None,
     on_progress: Callable[[Progress], None] | None,
+    *,
+    time_cap_s: float | None = None,
 ) -> Profile:
+    """Of one model; the first program's profile, which holds the others as well."""
+    name, program = next(iter(programs.items()))
     if profile not in ("auto", "stored"):
         given = read_profile(Path(profile))
         device = device_fingerprint()
@@ -320,10 +380,10 @@ def _profile_of(
         return given
     kept = ProfileStore(Path(store) if store is not None else default_store_path())
     try:
-        return find_profile(program.model, program.backend, threads=program.threads, store=kept)
+        return find_profile(program.model, name, threads=program.threads, store=kept)
     except ProfileError as reason:
         # Another remedy than measuring means that the store itself is in trouble.
         if profile == "stored" or not (reason.help or "").startswith("edgewise profile"):
             raise
         _log.info("measuring a quick profile: %s", reason.message)
-        return measure({program.backend: program}, kept, quick=True, on_progress=on_progress)
+        return measure(programs, kept, quick=True, time_cap_s=time_cap_s, on_progress=on_progress)

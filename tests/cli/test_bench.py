@@ -103,3 +103,26 @@ def test_the_exits_bench_reports_every_figure_it_promises(
     promised = {"decision_p50_s", "decision_p99_s", "staged_ratio", "speedup_vs_torch", "import_s"}
     assert promised <= set(found)
     assert 0 < found["decision_p50_s"] <= found["decision_p99_s"]
+
+
+def test_rows_have_a_table_of_their_own_with_the_columns_named_for_people(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rows = [
+        {"name": "full", "tpot_s": 0.02, "weight_bytes": 2048, "equal": True, "depths": {3: 5}},
+        {"name": "calm", "tpot_s": None, "weight_bytes": 1, "equal": False, "depths": {}},
+    ]
+    module = sys.modules["edgewise_fake_bench"]
+    monkeypatch.setattr(module, "run", lambda **_: RESULT | {"part": {"rows": rows}})
+    monkeypatch.setattr(
+        module, "COLUMNS", {"part.rows": ("name", "tpot_s", "weight_bytes", "equal")}, raising=False
+    )
+    monkeypatch.setenv("COLUMNS", "120")
+    assert main(["bench", "fake"]) == 0
+
+    shown = capsys.readouterr().out
+    cells = [[c.strip() for c in line.split("│")[1:-1]] for line in shown.splitlines()]
+    assert "part.rows" in shown
+    assert ["full", "20 ms", "2 KiB", "yes"] in cells
+    assert ["calm", "–", "1 B", "no"] in cells
+    assert "depths" not in shown

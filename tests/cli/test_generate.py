@@ -16,33 +16,26 @@ PROMPT = "a b"
 
 
 @pytest.fixture(scope="module")
-def folder(language: Any, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A tiny model as a Hugging Face folder, its tokenizer of single letters."""
-    from tokenizers import Tokenizer, decoders, models, pre_tokenizers
-
-    path = tmp_path_factory.mktemp("tiny")
-    language.transformers_model("llama", max_position_embeddings=96).save_pretrained(path)
-    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())[: language.VOCABULARY]
-    tokenizer = Tokenizer(models.BPE(vocab={c: i for i, c in enumerate(alphabet)}, merges=[]))
-    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    tokenizer.decoder = decoders.ByteLevel()
-    tokenizer.save(str(path / "tokenizer.json"))
-    return path
-
-
-@pytest.fixture(scope="module")
 def store(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Measured once for all tests of this file."""
     return tmp_path_factory.mktemp("store") / "profiles.sqlite"
 
 
 @pytest.fixture
-def run(folder: Path, store: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Any:
+def run(language_folder: Path, store: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Any:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
 
     def run(*arguments: str) -> int:
         return main(
-            ["generate", str(folder), "--store", str(store), "--exits", "1,2,3", *arguments]
+            [
+                "generate",
+                str(language_folder),
+                "--store",
+                str(store),
+                "--exits",
+                "1,2,3",
+                *arguments,
+            ]
         )
 
     return run
@@ -92,6 +85,10 @@ def test_exact_says_what_full_depth_says(run: Any, capsys: Any) -> None:
         (["--prompt", "a", "--window", "wide"], 2, "window"),
         (["--prompt", "a", "--precision", "int1"], 2, "--precision"),
         (["--prompt", "a", "--head", "loose"], 2, "--head"),
+        (["--prompt", "a", "--gate", "0.9"], 2, "no gate was fitted"),
+        (["--prompt", "a", "--gate", "0.9", "--exact"], 2, "--gate leaves before"),
+        (["--prompt", "a", "--predictor", "nowhere.npz"], 3, "nowhere.npz"),
+        (["--prompt", "a", "--profile", "nowhere.json"], 3, "cannot read the profile"),
         (["--prompt", "a", "--head", "shortlist"], 2, "no short list was fitted"),
         (["--prompt", "a", "--chat"], 4, "no chat template"),
         (["--prompt", "a", "--tpot", "1 us", "--on-infeasible", "raise"], 5, "soonest exit"),

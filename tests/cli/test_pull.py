@@ -32,7 +32,10 @@ def test_the_list_is_one_json_object(capsys: pytest.CaptureFixture[str]) -> None
 
 def test_an_unknown_model_is_a_message_with_code_2(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["pull", "smollm"]) == 2
-    assert "smollm2-135m" in capsys.readouterr().err
+    err = capsys.readouterr().err
+
+    assert err.startswith("error: no model 'smollm'")  # and no empty bar before it
+    assert "smollm2-135m" in err
 
 
 def test_verify_needs_a_model(capsys: pytest.CaptureFixture[str]) -> None:

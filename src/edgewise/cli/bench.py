@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -22,6 +23,10 @@ _BENCHES = {
     ),
     "place": ("edgewise.bench.place", "placement: decisions, gaps, queue, plan changes, errors"),
     "exits": ("edgewise.bench.exits", "the router's decision, staging, backends, import time"),
+    "lm": (
+        "edgewise.bench.language",
+        "language models: time per token, bits, exits, deadlines, exact mode, and their peers",
+    ),
 }
 
 
@@ -55,6 +60,8 @@ def bench(
         emit_json(result)
     else:
         out.print(_table(name, result))
+        for table in _row_tables(result, getattr(module, "COLUMNS", {})):
+            out.print(table)
         for note in result.get("notes", []):
             out.print(f"note: {note}")
 
@@ -68,6 +75,58 @@ def _table(name: str, result: dict[str, Any]) -> Table:
     for key, value in _flat(result):
         table.add_row(key, value)
     return table
+
+
+def _row_tables(result: dict[str, Any], columns: Mapping[str, Sequence[str]]) -> list[Table]:
+    """A table for each list of rows; of wide ones the columns that a bench names for people."""
+    from rich.table import Table
+
+    tables = []
+    for path, rows in _lists(result):
+        shown = [c for c in columns.get(path, rows[0]) if c in rows[0]]
+        table = Table(title=path)
+        for column in shown:
+            is_text = any(isinstance(row[column], str | list) for row in rows)
+            title = column.removesuffix("_s").replace("_", " ")
+            # Names that are cut short look alike.
+            table.add_column(
+                title, justify="left" if is_text else "right", no_wrap=column == "name"
+            )
+        for row in rows:
+            table.add_row(*[_cell(column, row.get(column)) for column in shown])
+        tables.append(table)
+    return tables
+
+
+def _lists(value: Any, path: str = "") -> list[tuple[str, list[dict[str, Any]]]]:
+    """Each list of rows with its path."""
+    if isinstance(value, dict):
+        return [
+            found
+            for key, inner in value.items()
+            for found in _lists(inner, f"{path}.{key}" if path else str(key))
+        ]
+    if isinstance(value, list) and value and all(isinstance(row, dict) for row in value):
+        return [(path, value)]
+    return []
+
+
+def _cell(column: str, value: Any) -> str:  # noqa: PLR0911 - one line per kind of value
+    from edgewise.units import format_bytes, format_duration
+
+    if value is None or value == []:
+        return "–"
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if isinstance(value, dict):
+        return ", ".join(f"{key}: {_cell('', inner)}" for key, inner in value.items())
+    if isinstance(value, list):
+        return ", ".join(_cell("", inner) for inner in value)
+    if isinstance(value, int | float):
+        if column.endswith("_s"):
+            return format_duration(value)
+        return format_bytes(value) if column.endswith("_bytes") else f"{value:.3g}"
+    return str(value)
 
 
 def _flat(value: Any, path: str = "") -> list[tuple[str, str]]:

@@ -7,12 +7,22 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import numpy as np
 import numpy.typing as npt
 import typer
 
+from edgewise.cli.language import (
+    Exits,
+    ExitsFile,
+    HeadOption,
+    LanguageOptions,
+    PrecisionOption,
+    check_known,
+    is_language,
+    refuse_without_language,
+)
 from edgewise.cli.output import emit_json, stderr_console, stdout_console
 from edgewise.errors import ConfigError, nearest_names
 from edgewise.predict.active import StateChoice, choose_states, saved_s
@@ -30,6 +40,9 @@ from edgewise.predict.predictor import predictor_kinds
 from edgewise.predict.samples_file import load_samples, save_samples
 from edgewise.predict.state_samples import StateSamples
 from edgewise.units import format_bytes, format_duration
+
+if TYPE_CHECKING:
+    from edgewise.backends import Program
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,8 +69,9 @@ def fit(
     model: Annotated[
         str | None,
         typer.Argument(
-            help="What to measure: shipped name, checkpoint directory or ONNX file; with --samples"
-            " or --device a name that is kept with the result.",
+            help="What to measure: shipped name, checkpoint directory or ONNX file; a language"
+            " model's name, folder or GGUF file; with --samples or --device a name that is kept"
+            " with the result.",
             show_default=False,
         ),
     ] = None,
@@ -72,6 +86,10 @@ def fit(
         str, typer.Option("--backend", help="With --measure: runtime or runtime:device.")
     ] = "auto",
     threads: Annotated[int, typer.Option("--threads", help="With --measure: of each call.")] = 1,
+    precision: PrecisionOption = None,
+    head: HeadOption = None,
+    exits: Exits = None,
+    exits_file: ExitsFile = None,
     keep_samples: Annotated[
         Path | None, typer.Option("--keep-samples", help="Write what was measured here (.npz).")
     ] = None,
@@ -117,8 +135,20 @@ def fit(
             help="edgewise fit fashion-lite0 --measure --out fashion-lite0.predictor.npz",
         )
     facts: dict[str, object] = {}
+    only_language = {
+        "--precision": precision,
+        "--head": head,
+        "--exits": exits,
+        "--exits-file": exits_file,
+    }
+    if not measure or (model is not None and not is_language(model)):
+        refuse_without_language(only_language)
     if measure:
-        measured, facts = _measured(model, backend=backend, threads=threads, seed=seed)
+        options = LanguageOptions.read(
+            precision=precision, head=head, exits=exits, exits_file=exits_file
+        )
+        program = _program(model, options, backend=backend, threads=threads)
+        measured, facts = _measured(program, seed=seed)
         if keep_samples is not None:
             save_samples(measured, keep_samples)
         profiled = _some_of(measured, states=states, seed=seed)
@@ -292,36 +322,44 @@ def _profiled(
     return _simulated(str(device), work, states=states, seed=seed)
 
 
-def _measured(
-    model: str | None, *, backend: str, threads: int, seed: int
-) -> tuple[StateSamples, dict[str, object]]:
+def _program(model: str | None, options: LanguageOptions, *, backend: str, threads: int) -> Program:
+    """What is measured: a model, or a token of a language model."""
+    if model is None:
+        raise ConfigError("what is to be measured?", help="edgewise fit fashion-lite0 --measure")
+    if is_language(model):
+        from edgewise.runtime.generation.costs import probe_programs
+
+        with stderr_console().status(f"loading {model}"):
+            decoder = options.open(
+                model, backend=None if backend == "auto" else backend, threads=threads
+            )
+        # The first is a token after a short text, its early exits filling the deeper layers.
+        return next(iter(probe_programs(decoder, head=options.head).values()))
     from edgewise.api import best_backend
     from edgewise.backends import load_program
     from edgewise.backends.registry import full_name
-    from edgewise.bench.state_campaign import measure_this_machine
-    from edgewise.device import device_fingerprint
     from edgewise.frontends.checkpoint import load_model
 
-    if model is None:
-        raise ConfigError("what is to be measured?", help="edgewise fit fashion-lite0 --measure")
-    staged = load_model(model)
+    check_known(model)
     name = best_backend() if backend == "auto" else full_name(backend)
-    program = load_program(staged, name, threads=threads)
+    return load_program(load_model(model), name, threads=threads)
+
+
+def _measured(program: Program, *, seed: int) -> tuple[StateSamples, dict[str, object]]:
+    from edgewise.api import predictor_facts
+    from edgewise.bench.state_campaign import measure_this_machine
+
+    name = program.model.name
     console = stderr_console()
-    with console.status(f"measuring {staged.name}") as status:
+    with console.status(f"measuring {name}") as status:
 
         def say(text: str) -> None:
-            status.update(f"measuring {staged.name}: {text}")
+            status.update(f"measuring {name}: {text}")
             if not text.startswith("state "):
                 console.print(text, soft_wrap=True)
 
         samples = measure_this_machine(program, seed=seed, say=say)
-    return samples, {
-        "model_version": staged.version(),
-        "device_id": device_fingerprint().id,
-        "backend": program.backend,
-        "threads": program.threads,
-    }
+    return samples, predictor_facts(program)
 
 
 def _some_of(samples: StateSamples, *, states: str, seed: int) -> Profiled:

@@ -11,6 +11,14 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from edgewise.cli.language import (
+    Exits,
+    ExitsFile,
+    HeadOption,
+    LanguageOptions,
+    PrecisionOption,
+    one_of,
+)
 from edgewise.cli.output import emit_json, stderr_console
 from edgewise.errors import ConfigError, DataError
 from edgewise.units import format_duration, parse_duration_s
@@ -20,6 +28,7 @@ if TYPE_CHECKING:
 
     from edgewise.profiling import Progress
     from edgewise.runtime.generation import Generation, LanguageSession, Summary, Token
+    from edgewise.runtime.generation.stepping import MakeStepper
 
 _LINE_EVERY = 4  # tokens; a line for each would be read by nobody
 _RECENT = 32
@@ -48,19 +57,11 @@ def generate(
     stop: Annotated[
         list[str] | None, typer.Option("--stop", help="Text that ends the answer; repeatable.")
     ] = None,
-    exits: Annotated[
-        str | None,
-        typer.Option("--exits", help="After how many layers one may leave, as 12,18,24,27."),
-    ] = None,
-    exits_file: Annotated[
-        Path | None,
-        typer.Option("--exits-file", help="What edgewise fit-exits wrote, if kept elsewhere."),
-    ] = None,
-    head: Annotated[
-        str, typer.Option(help="What answers at exits: affine, raw, shortlist.")
-    ] = "affine",
+    exits: Exits = None,
+    exits_file: ExitsFile = None,
+    head: HeadOption = None,
     backend: Annotated[str, typer.Option(help="runtime or runtime:device.")] = "torch:cpu",
-    precision: Annotated[str, typer.Option(help="Of the weights: fp32, int8, int4.")] = "fp32",
+    precision: PrecisionOption = None,
     threads: Annotated[int, typer.Option(help="Threads of each call.")] = 1,
     policy: Annotated[str, typer.Option(help="Who decides how deep a token runs.")] = "edgewise",
     kv: Annotated[
@@ -70,6 +71,15 @@ def generate(
     exact: Annotated[
         bool, typer.Option("--exact", help="What full depth would say; exits only draft.")
     ] = False,
+    gate: Annotated[
+        float | None,
+        typer.Option(
+            "--gate",
+            help="Leave sooner than the budget asks where an exit's gate is as sure as this, 0 to"
+            " 1, that it says what full depth would; none by default.",
+            show_default=False,
+        ),
+    ] = None,
     window: Annotated[
         str, typer.Option(help="Tokens over which saved time is carried on, or strict.")
     ] = "strict",
@@ -81,7 +91,14 @@ def generate(
     on_infeasible: Annotated[
         str, typer.Option(help="Budgets below the floor: run_anyway or raise.")
     ] = "run_anyway",
+    profile: Annotated[
+        str, typer.Option(help="auto, stored, or an exported profile file.")
+    ] = "auto",
     store: Annotated[Path | None, typer.Option(help="Profile store to use.")] = None,
+    predictor: Annotated[
+        Path | None,
+        typer.Option(help="What edgewise fit wrote: costs follow the device's state."),
+    ] = None,
     json: Annotated[
         bool, typer.Option("--json", help="One JSON object on standard output, at the end.")
     ] = False,
@@ -98,20 +115,25 @@ def generate(
         "tpot_budget_s": None if tpot is None else parse_duration_s(tpot),
         "ttft_budget_s": None if ttft is None else parse_duration_s(ttft),
         "window": parse_window(window),
-        "on_infeasible": _one_of("--on-infeasible", on_infeasible, ("run_anyway", "raise")),
+        "on_infeasible": one_of("--on-infeasible", on_infeasible, ("run_anyway", "raise")),
+        "stepper": _stepper(gate, exact=exact or kv == "verify"),
     }
-    layers = None if exits is None else parse_exits(exits)
+    opened = LanguageOptions.read(
+        precision=precision, head=head, exits=exits, exits_file=exits_file
+    )
     with _progress(model) as on_progress:
         session = load_language(
             model,
             backend=backend,
-            precision=_one_of("--precision", precision, ("fp32", "int8", "int4")),  # type: ignore[arg-type]  # checked
+            precision=opened.precision,
             threads=threads,
-            exit_layers=layers,
+            exit_layers=opened.layers,
             exits=exits_file or "auto",
-            head=_one_of("--head", head, ("affine", "raw", "shortlist")),  # type: ignore[arg-type]  # checked
+            head=opened.head,
             policy=policy,
+            profile=profile,
             store=store,
+            predictor=predictor,
             on_progress=on_progress,
         )
     if session.model.num_exits == 1 and tpot is not None:
@@ -138,24 +160,6 @@ def generate(
         emit_json(_record(session, generation.summary, tokens))
 
 
-def parse_exits(text: str) -> list[int]:
-    """Numbers of layers.
-
-    Raises:
-        ConfigError: Not numbers.
-
-    Example:
-        >>> parse_exits("12, 18")
-        [12, 18]
-    """
-    try:
-        return [int(part) for part in text.split(",")]
-    except ValueError:
-        raise ConfigError(
-            f"expected layers as 12,18,24, found {text!r}", help="an exit after k layers is k"
-        ) from None
-
-
 def parse_window(text: str) -> Any:
     """A number of tokens, or strict.
 
@@ -176,10 +180,17 @@ def parse_window(text: str) -> Any:
         ) from None
 
 
-def _one_of(flag: str, value: str, known: tuple[str, ...]) -> str:
-    if value not in known:
-        raise ConfigError(f"expected {' or '.join(known)} for {flag}, found {value!r}")
-    return value
+def _stepper(gate: float | None, *, exact: bool) -> MakeStepper | None:
+    if gate is None:
+        return None
+    if exact:
+        raise ConfigError(
+            "--gate leaves before full depth has spoken, which exact modes do not allow",
+            help="leave out one of them",
+        )
+    from edgewise.runtime.generation.baselines import make_baseline
+
+    return make_baseline("edgewise+gate", threshold=gate)
 
 
 def _prompt(prompt: str | None, path: Path | None) -> str:

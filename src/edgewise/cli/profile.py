@@ -12,6 +12,16 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from edgewise.cli.language import (
+    Exits,
+    ExitsFile,
+    HeadOption,
+    LanguageOptions,
+    PrecisionOption,
+    check_known,
+    is_language,
+    refuse_without_language,
+)
 from edgewise.cli.output import emit_json, stderr_console, stdout_console
 from edgewise.errors import BackendError, BackendUnavailable, ConfigError
 from edgewise.profiles import (
@@ -37,8 +47,8 @@ def profile(
     model: Annotated[
         str,
         typer.Argument(
-            help="A prepared model, a name of the model zoo, or an ONNX file; with --segments an"
-            " ONNX or TFLite file, or a name.",
+            help="A prepared model, a name of the model zoo, or an ONNX file; a language model's"
+            " name, folder or GGUF file; with --segments an ONNX or TFLite file, or a name.",
             show_default=False,
         ),
     ],
@@ -79,6 +89,10 @@ def profile(
         Path | None,
         typer.Option("--store", help="Database to keep samples in. Default: see doctor."),
     ] = None,
+    precision: PrecisionOption = None,
+    head: HeadOption = None,
+    exits: Exits = None,
+    exits_file: ExitsFile = None,
     segments: Annotated[
         bool,
         typer.Option(
@@ -114,6 +128,9 @@ def profile(
 ) -> None:
     """Measure what each stage of a model costs on this machine.
 
+    Of a language model, what a token costs: each group of layers between exits and each exit's
+    head, after a short and a long text, and without what an early token leaves in deeper layers.
+
     Every sample is kept as soon as it is taken: stopped at any moment, the same command goes on
     from there. With --segments, nothing is kept but what --export writes.
     """
@@ -122,7 +139,14 @@ def profile(
         "--threads-up-to": threads_up_to,
         "--accelerator": accelerator,
     }
+    only_language = {
+        "--precision": precision,
+        "--head": head,
+        "--exits": exits,
+        "--exits-file": exits_file,
+    }
     only_staged = {
+        **only_language,
         "--backend": backend,
         "--batch": batch,
         "--store": store,
@@ -147,10 +171,21 @@ def profile(
 
     keep = ProfileStore(store or default_store_path())
     keep.list()  # a damaged store is refused before anything is compiled
-    with _status(f"loading {model}"):
-        staged, notes = load_for_timing(model)
-    programs, left_out = load_programs(staged, backend or (), threads=threads)
-    notes += left_out
+    programs: Mapping[str, Program]
+    if is_language(model):
+        if any(size != 1 for size in batch or ()):
+            raise ConfigError("--batch has no meaning for a language model: a token is one")
+        options = LanguageOptions.read(
+            precision=precision, head=head, exits=exits, exits_file=exits_file
+        )
+        programs, notes = load_token_programs(model, backend or (), options, threads=threads)
+        staged = next(iter(programs.values())).model
+    else:
+        refuse_without_language(only_language)
+        with _status(f"loading {model}"):
+            staged, notes = load_for_timing(model)
+        programs, left_out = load_programs(staged, backend or (), threads=threads)
+        notes += left_out
     with _progress(staged.name, programs, quiet=as_json) as on_progress:
         measured = measure(
             programs,
@@ -196,6 +231,7 @@ def load_for_timing(name_or_path: str) -> tuple[StagedModel, list[str]]:
     zoo = importlib.import_module("edgewise.frontends.zoo")
     notes: list[str] = []
     found = name_or_path in checkpoints.shipped_names() or Path(name_or_path).exists()
+    check_known(name_or_path, others=zoo.backbone_names())
     if not found and _is_one_of(zoo.backbone_names(), name_or_path):
         backbone = zoo.build_backbone(name_or_path)
         model = backbone.stage()
@@ -258,6 +294,57 @@ def load_programs(
         raise BackendError(
             f"no runtime here runs model {model.name!r}: {'; '.join(notes)}",
             help="edgewise doctor --backends",
+        )
+    return programs, notes
+
+
+def load_token_programs(
+    model: str, asked: Sequence[str], options: LanguageOptions, *, threads: int
+) -> tuple[dict[str, Program], list[str]]:
+    """Load a language model on the backends that were asked for, for timing its tokens.
+
+    Args:
+        model: As for `load_language`.
+        asked: Names; ``all`` stands for every runtime installed here; empty for the usual one.
+        options: What to open it with.
+        threads: Of each call.
+
+    Returns:
+        What `probe_programs` makes for each backend, and what must be said.
+
+    Raises:
+        EdgeError: As `load_language`.
+    """
+    from edgewise.api import LANGUAGE_BACKEND
+    from edgewise.backends.decoder import decoder_names
+    from edgewise.frontends.language import load_language_model
+    from edgewise.runtime.generation.costs import probe_programs
+
+    named = [each for each in asked if each != "all"]
+    others = [name for name, width in decoder_names() if width == options.precision]
+    others = others if "all" in asked else []
+    programs: dict[str, Program] = {}
+    notes: list[str] = []
+    with _status(f"loading {model}"):
+        loaded = load_language_model(model)
+    for name in dict.fromkeys([*named, *others] or [LANGUAGE_BACKEND]):
+        try:
+            with _status(f"loading {model} on {name}"):
+                decoder = options.open(loaded, backend=name, threads=threads)
+        except BackendError as error:
+            if name in named or not others:
+                raise
+            notes.append(f"{name} was left out: {error.message}")
+            continue
+        programs |= probe_programs(decoder, head=options.head)
+    if not programs:
+        raise BackendError(
+            f"no runtime here runs {model!r} so: {'; '.join(notes)}", help="edgewise doctor"
+        )
+    if next(iter(programs.values())).model.num_exits == 1:
+        notes.append(
+            "no exits are fitted: full depth alone was measured; edgewise fit-exits"
+            f" {model} --text FILE"
         )
     return programs, notes
 

@@ -74,18 +74,23 @@ def _bar(name: str) -> Iterator[OnProgress]:
     """A progress bar with the time left on standard error, once there is something to do."""
     from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn
 
-    with Progress(
+    bars = Progress(
         TextColumn("{task.description}"),
         BarColumn(),
         DownloadColumn(binary_units=True),
         TextColumn("left"),
         TimeRemainingColumn(),
         console=stderr_console(),
-    ) as bars:
+    )
 
-        def show(done: int, total: int) -> None:
-            if not bars.tasks:
-                bars.add_task(f"converting {name}", total=total)
-            bars.update(bars.tasks[0].id, completed=done)
+    def show(done: int, total: int) -> None:
+        if not bars.tasks:
+            bars.add_task(f"converting {name}", total=total)
+            bars.start()
+        bars.update(bars.tasks[0].id, completed=done)
 
+    try:
         yield show
+    finally:
+        if bars.tasks:
+            bars.stop()

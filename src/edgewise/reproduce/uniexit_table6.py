@@ -12,6 +12,7 @@ from edgewise.model.accounting import (
     run_chosen_head_ratio,
     run_every_head_ratio,
 )
+from edgewise.model.transformer import load_architecture
 from edgewise.reproduce.registry import Figure, Reproduction, Setup, Verdict
 
 TITLE = "FLOPs of a network that runs every head on its way, and of one that runs the chosen head"
@@ -30,6 +31,10 @@ _LLAMA_LAYER = {
     "head_dim": 64,
 }
 _LLAMA_HEAD = 2048 * 128_256  # hidden times vocabulary
+_SMALL = "smollm2-135m"
+# Those that stand for different layers of the paper's 16, see uniexit-fig8; and `fit-exits`' list.
+_SMALL_EXITS = (2, 3, 6, 9, 12, 18, 24, 27, 29)
+_SHORT_LIST = 8192
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,13 +59,15 @@ def run(setup: Setup) -> Reproduction:
         setup: ``models`` are counted beside the paper's; ``quick`` leaves out the paper's two CNNs,
             which must be exported first.
     """
-    figures = [*llama_figures()]
+    own, own_verdict = smollm2_figures()
+    figures = [*llama_figures(), *own]
     verdicts = [
         Verdict(
             claim="LLaMA 3.2-1B: the paper's ratios follow from its configuration",
-            holds=all(f.paper is not None and f.ours == round(f.paper, 1) for f in figures),
-            detail=", ".join(f"{f.ours:.1f} %" for f in figures),
-        )
+            holds=all(f.ours == f.paper for f in llama_figures()),
+            detail=", ".join(f"{f.ours:.1f} %" for f in llama_figures()),
+        ),
+        own_verdict,
     ]
     notes = ["FLOPs are counted from shapes; a multiply-add counts two; nothing is timed."]
     for net in () if setup.quick else tuple(_PAPER):
@@ -114,6 +121,59 @@ def llama_figures() -> tuple[Figure, ...]:
             note=note,
         )
         for exits, paper in ((16, 418.8), (8, 248.8))
+    )
+
+
+def smollm2_figures() -> tuple[list[Figure], Verdict]:
+    """SmolLM2-135M from its configuration: each kind of head at every exit, and the chosen one.
+
+    A multiply-add for each weight that a token reads; attention over the cache is left out, as in
+    the paper's figures.
+    """
+    sizes = load_architecture(_SMALL)
+    width, depth = sizes.hidden_size, sizes.num_hidden_layers
+    layer = llama_layer_weights(
+        hidden=width,
+        intermediate=sizes.intermediate_size,
+        num_heads=sizes.num_attention_heads,
+        num_kv_heads=sizes.num_key_value_heads,
+        head_dim=sizes.head_dim,
+    )
+    fill = 2 * width * sizes.num_key_value_heads * sizes.head_dim  # keys and values of a layer
+    head, mapping, short = width * sizes.vocab_size, width * width, width * _SHORT_LIST
+    full = depth * layer + head
+    few = len(_SMALL_EXITS)
+    note = f"a head is {head / layer:.2f} layers of weights"
+    every = (
+        (f"raw heads, {depth} exits", [head] * (depth - 1), note),
+        (f"raw heads, {few + 1} exits", [head] * few, ""),
+        (f"affine heads, {few + 1} exits", [head + mapping] * few, ""),
+        (
+            f"heads of {_SHORT_LIST} tokens, {few + 1} exits",
+            [short + mapping] * few,
+            "affine; the last head is whole",
+        ),
+    )
+    figures = [
+        _figure(f"{_SMALL}, every head: {what}", ours=run_every_head_ratio(full, heads), note=said)
+        for what, heads, said in every
+    ]
+    chosen = {depth: 1.0} | {
+        k: (k * layer + mapping + head + (depth - k) * fill) / full for k in _SMALL_EXITS
+    }
+    figures += [
+        _figure(
+            f"{_SMALL}, chosen head alone: after {k} of {depth} layers",
+            ours=chosen[k],
+            note="" if k == depth else "affine; keys and values behind it filled",
+        )
+        for k in (_SMALL_EXITS[0], _SMALL_EXITS[-1], depth)
+    ]
+    dearest = max(chosen, key=chosen.__getitem__)
+    return figures, Verdict(
+        claim=f"{_SMALL}: at most {_MOST:.2f} of the backbone, whichever exit is chosen",
+        holds=chosen[dearest] <= _MOST,
+        detail=f"{chosen[dearest]:.4f} after {dearest} layers",
     )
 
 

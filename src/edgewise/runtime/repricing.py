@@ -12,7 +12,6 @@ import numpy.typing as npt
 
 from edgewise.device.state import DeviceState
 from edgewise.errors import EdgeError
-from edgewise.exits import Policy
 from edgewise.predict.fallback import Trend
 from edgewise.predict.state_costs import StateCosts
 
@@ -28,6 +27,14 @@ class PredictsCosts(Protocol):
 
     def vector(self, state: DeviceState) -> npt.NDArray[np.float64]:
         """[F], the features it reads."""
+        ...
+
+
+class Repriced(Protocol):
+    """What is told costs, such as a `Policy`."""
+
+    def reprice(self, costs: StateCosts) -> None:
+        """Take over what units cost in a new state of the device."""
         ...
 
 
@@ -51,7 +58,7 @@ class Repricer:
     def __init__(
         self,
         predictor: PredictsCosts,
-        policies: Iterable[Policy] = (),
+        policies: Iterable[Repriced] = (),
         *,
         trend: Trend | None = None,
         min_change_ratio: float = 0.002,
@@ -63,7 +70,7 @@ class Repricer:
         self._published: StateCosts | None = None
         self.problem = ""
 
-    def add(self, policy: Policy) -> None:
+    def add(self, policy: Repriced) -> None:
         """Tell one more policy, from the next state on; that state is published in any case."""
         self._policies.append(policy)
         self._published = None

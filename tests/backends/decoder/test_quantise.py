@@ -9,84 +9,128 @@ import onnxruntime
 import pytest
 
 from edgewise.backends.decoder.base import Precision
-from edgewise.backends.decoder.quantise import BLOCK, quantise
+from edgewise.backends.decoder.quantise import BLOCK, Packed, pack
 
-IN, OUT = 3 * BLOCK, 40
+OUT, IN = 40, 3 * BLOCK
 
 
-def multiplication(weight: Any) -> Any:
-    """A graph that multiplies ``x`` [M, IN] by a matrix [IN, OUT]."""
+def multiplied(x: Any, packed: Packed) -> Any:
+    """What the runtime computes for rows [M, in]."""
     helper, element = onnx.helper, onnx.TensorProto.FLOAT
-    graph = helper.make_graph(
-        [helper.make_node("MatMul", ["x", "w"], ["y"], name="only")],
-        "multiplication",
-        [helper.make_tensor_value_info("x", element, ["rows", IN])],
-        [helper.make_tensor_value_info("y", element, ["rows", OUT])],
-        [onnx.numpy_helper.from_array(np.ascontiguousarray(weight, np.float32), "w")],
+    parts: dict[str, Any] = {"s": packed.steps, "c": packed.scales, "z": packed.zero_points}
+    stored = [onnx.numpy_helper.from_array(a, n) for n, a in parts.items() if a is not None]
+    node = helper.make_node(
+        "MatMulNBits",
+        ["x", *(t.name for t in stored)],
+        ["y"],
+        domain="com.microsoft",
+        K=packed.inputs,
+        N=len(packed.scales),
+        bits=packed.bits,
+        block_size=BLOCK,
+        accuracy_level=4,
     )
+    ends = [helper.make_tensor_value_info(n, element, ["m", n]) for n in "xy"]
+    graph = helper.make_graph([node], "product", ends[:1], ends[1:], stored)
     opsets = [helper.make_opsetid("", 20), helper.make_opsetid("com.microsoft", 1)]
     model = helper.make_model(graph, opset_imports=opsets)
     model.ir_version = 9
-    return model
-
-
-def relative_error(weight: Any, precision: Precision) -> float:
-    """Of what the runtime computes for three rows, against numpy."""
-    x = np.random.default_rng(1).normal(size=(3, IN)).astype(np.float32)
-    proto = quantise(multiplication(weight), precision, backend="a test")
     session: Any = onnxruntime.InferenceSession(
-        proto.SerializeToString(), providers=["CPUExecutionProvider"]
+        model.SerializeToString(), providers=["CPUExecutionProvider"]
     )
-    wanted = x @ weight.astype(np.float32)
-    (found,) = session.run(None, {"x": x})
+    means = x.reshape(len(x), -1, BLOCK).mean(axis=2)[:, : packed.means]
+    (found,) = session.run(None, {"x": np.concatenate([x, means], axis=1)})
+    return found
+
+
+def relative_error(weight: Any, packed: Packed) -> float:
+    """For three rows, against numpy."""
+    x = np.random.default_rng(1).normal(size=(3, weight.shape[1])).astype(np.float32)
+    wanted = x @ weight.T
+    found = multiplied(x, packed)
     assert found.shape == wanted.shape
     return float(np.linalg.norm(found - wanted) / np.linalg.norm(wanted))
 
 
-def four_bits_with_offsets() -> Any:
+def four_bits_with_offsets(blocks: int = 3) -> Any:
     """Weights as Q4_1 stores them: each block 16 steps from its own least value."""
     rng = np.random.default_rng(0)
-    steps = rng.integers(0, 16, (IN // BLOCK, BLOCK, OUT))
-    steps[:, 0], steps[:, 1] = 0, 15  # a block spans all its steps
-    size = rng.uniform(0.05, 0.15, (IN // BLOCK, 1, OUT))
+    steps = rng.integers(0, 16, (OUT, blocks, BLOCK))
+    steps[..., 0], steps[..., 1] = 0, 15  # a block spans all its steps
+    size = rng.uniform(0.05, 0.15, (OUT, blocks, 1))
     least = -size * rng.uniform(5, 10, size.shape)
-    return (steps * size + least).reshape(IN, OUT)
+    return (steps * size + least).reshape(OUT, -1).astype(np.float32)
 
 
-def test_weights_of_four_bits_with_real_offsets_keep_them() -> None:
-    # What is left are activations of 8 bits: half a step of 1/127 of the largest, about 0.5 %.
-    assert relative_error(four_bits_with_offsets(), "int4") < 0.01
+def random_weight() -> Any:
+    return np.random.default_rng(2).normal(size=(OUT, IN)).astype(np.float32)
+
+
+@pytest.mark.parametrize("blocks", [1, 2, 3, 40], ids="{} blocks".format)
+def test_weights_of_four_bits_with_real_offsets_keep_them(blocks: int) -> None:
+    weight = four_bits_with_offsets(blocks)
+    packed = pack(weight, "int4", backend="a test")
+
+    assert packed.means == blocks
+    # Activations of 8 bits: half a step of 1/127 of the largest, about 0.5 %; and the offsets'
+    # own rounding, a 30th of a step of 1/15, as much again.
+    assert relative_error(weight, packed) < 0.012
 
 
 @pytest.mark.parametrize(("precision", "most"), [("int8", 0.015), ("int4", 0.15)])
 def test_weights_without_a_pattern_lose_what_their_bits_allow(
     precision: Precision, most: float
 ) -> None:
-    weight = np.random.default_rng(2).normal(size=(IN, OUT))
+    packed = pack(random_weight(), precision, backend="a test")
 
-    assert relative_error(weight, precision) < most
+    assert packed.means == 0
+    assert relative_error(random_weight(), packed) < most
 
 
-def test_offsets_are_given_back_only_where_blocks_have_them() -> None:
-    kinds = [
-        {n.op_type for n in quantise(multiplication(w), "int4", backend="a test").graph.node}
-        for w in (four_bits_with_offsets(), np.random.default_rng(2).normal(size=(IN, OUT)))
+def test_inputs_that_are_no_whole_blocks_are_packed_too() -> None:
+    weight = four_bits_with_offsets()[:, :80]
+    packed = pack(weight, "int4", backend="a test")
+    x = np.random.default_rng(1).normal(size=(3, 80)).astype(np.float32)
+    wanted = x @ weight.T
+
+    assert packed.means == 0
+    assert np.linalg.norm(by_numpy(x, packed) - wanted) / np.linalg.norm(wanted) < 0.15
+
+
+def by_numpy(x: Any, packed: Packed) -> Any:
+    """By numpy, from the operator's published layout."""
+    assert packed.zero_points is not None
+    outs, blocks, _ = packed.steps.shape
+    steps, zeros = (
+        np.stack([a & 15, a >> 4], axis=-1).reshape(outs, -1).astype(np.float32)
+        for a in (packed.steps, packed.zero_points)
+    )
+    weight = (steps.reshape(outs, blocks, BLOCK) - zeros[:, :blocks, None]) * packed.scales[
+        ..., None
     ]
+    return x @ weight.reshape(outs, -1)[:, : packed.inputs].T
 
-    assert kinds == [{"MatMulNBits", "Reshape", "ReduceSum", "MatMul", "Add"}, {"MatMulNBits"}]
 
+@pytest.mark.parametrize("which", [slice(7, 21), np.array([30, 2, 2])], ids=["slice", "chosen"])
+@pytest.mark.parametrize("precision", ["int8", "int4"])
+def test_some_outputs_of_a_packed_matrix_are_the_packed_outputs(
+    precision: Precision, which: Any
+) -> None:
+    weight = four_bits_with_offsets()
+    some = pack(weight, precision, backend="a test").rows(which)
+    alone = pack(weight[which], precision, backend="a test")
 
-def test_full_precision_is_left_alone() -> None:
-    proto = multiplication(np.ones((IN, OUT)))
-
-    assert quantise(proto, "fp32", backend="a test") is proto
-    assert [n.op_type for n in proto.graph.node] == ["MatMul"]
+    np.testing.assert_array_equal(some.steps, alone.steps)
+    np.testing.assert_array_equal(some.scales, alone.scales)
+    assert (some.inputs, some.means) == (alone.inputs, alone.means)
+    if some.zero_points is not None and alone.zero_points is not None:
+        np.testing.assert_array_equal(some.zero_points, alone.zero_points)
 
 
 def test_quantising_leaves_the_root_logger_as_it_was() -> None:
     root = logging.getLogger()
     before = root.level, list(root.handlers)
 
-    quantise(multiplication(np.ones((IN, OUT))), "int8", backend="a test")
+    pack(random_weight(), "int8", backend="a test")
 
     assert (root.level, list(root.handlers)) == before

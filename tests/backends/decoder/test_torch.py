@@ -164,3 +164,57 @@ def test_gelu_is_an_activation_too(language: Any) -> None:
         states = program.run_layers(program.embed(TOKENS), cache, start=0, stop=1, first=0)
         found = program.logits(states, position=1)
         np.testing.assert_allclose(found, expected, rtol=0, atol=1e-5 * np.abs(expected).max())
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_several_rows_equal_as_many_single_ones(family: str, tiny: Any) -> None:
+    program = load(tiny(family), exit_layers=(1, 3))
+    for count in range(2, 10):
+        one, some = program.new_cache(16), program.new_cache(16)
+        for cache in (one, some):
+            program.run_layers(program.embed(TOKENS[:3]), cache, start=0, stop=3, first=0)
+        tokens = (TOKENS * 2)[3 : 3 + count]
+        found = program.run_layers(program.embed(tokens), some, start=0, stop=3, first=3)
+        answers = program.logits(found, position=3)
+        for i, token in enumerate(tokens):
+            state = program.embed([token])
+            state = program.run_layers(state, one, start=0, stop=3, first=3 + i)
+            answer = program.logits(state, position=3)
+
+            most = 1e-5 * np.abs(found).max()
+            np.testing.assert_allclose(found[i], state[0], rtol=0, atol=most)
+            most = 1e-5 * np.abs(answers).max()
+            np.testing.assert_allclose(answers[i], answer[0], rtol=0, atol=most)
+            assert answers[i].argmax() == answer[0].argmax()
+
+
+@pytest.mark.parametrize("threads", [1, 2])
+def test_a_product_is_the_same_however_many_rows_and_threads(tiny: Any, threads: int) -> None:
+    torch = pytest.importorskip("torch")
+    program: Any = FusedDecoder(tiny(), backend="torch:cpu")
+    program.threads = threads  # which way is taken; torch keeps its one
+    matrix = program._layers[0].qkv
+    weight = np.concatenate([part.numpy() for part in matrix.parts])
+    for rows in range(1, 10):
+        x = np.random.default_rng(rows).normal(size=(rows, 64)).astype(np.float32)
+        found = program._times(torch.from_numpy(x), matrix)
+
+        assert found.is_contiguous()
+        np.testing.assert_allclose(found.numpy(), x @ weight.T, rtol=0, atol=1e-4)
+
+
+def test_several_rows_read_the_models_own_memory(tiny: Any) -> None:
+    model = tiny()
+    program: Any = FusedDecoder(model, backend="torch:cpu")
+    layer, w = program._layers[1], model.weights
+    at = "model.layers.1."
+
+    for matrix, names in (
+        (layer.qkv, ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj")),
+        (layer.o, ("self_attn.o_proj",)),
+        (layer.gate_up, ("mlp.gate_proj", "mlp.up_proj")),
+        (layer.down, ("mlp.down_proj",)),
+    ):
+        found = [part.data_ptr() for part in matrix.parts]
+        assert found == [w[f"{at}{n}.weight"].ctypes.data for n in names]
+    assert program._head.parts[0].data_ptr() == w["lm_head.weight"].ctypes.data

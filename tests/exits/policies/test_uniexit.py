@@ -345,3 +345,7 @@ def test_fixed_margins_learn_nothing(margin: str) -> None:
         slow_once(policy)
 
     assert policy.needs is before
+
+
+def test_without_a_deadline_it_ends_at_the_last_exit() -> None:
+    assert uniexit().decide(4, 0.0, 0.0, math.inf) == ANSWER

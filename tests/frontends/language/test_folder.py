@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import errno
 import json
 import shutil
 import subprocess
@@ -222,6 +223,18 @@ def test_more_weights_than_memory_are_refused_before_they_are_read() -> None:
     check_fits(10**8, where="a model", memory=memory)
     with pytest.raises(ModelError, match="free"):
         check_fits(10**8 + 1, where="a model", memory=memory)
+
+
+def test_a_file_that_cannot_be_mapped_for_want_of_memory_is_told_as_such(
+    saved: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*_: Any, **__: Any) -> None:
+        raise OSError(errno.ENOMEM, "Cannot allocate memory")
+
+    monkeypatch.setattr(np, "memmap", full)
+
+    with pytest.raises(ModelError, match="does not fit into the memory"):
+        load_language_model(saved("llama"))
 
 
 _OUT_OF_MEMORY = """

@@ -169,6 +169,21 @@ def test_a_tampered_header_is_refused(
         load_language_model(path)
 
 
+@pytest.mark.parametrize("name", ["blk.0.ffn_norm.weight", "output_norm.weight"])
+def test_weights_said_to_be_of_another_kind_are_refused_for_the_gap_they_leave(
+    name: str, write_gguf: Callable[..., Path], tmp_path: Path
+) -> None:
+    path = write_gguf(tmp_path / "tiny.gguf")
+    data = path.read_bytes()
+    info = name.encode() + struct.pack("<IQ", 1, 32)
+    at = data.index(info) + len(info)
+    half = gguf.GGMLQuantizationType.F16.value
+    path.write_bytes(data[:at] + struct.pack("<I", half) + data[at + 4 :])
+
+    with pytest.raises(ModelError, match=r"was expected at|tensors end at"):
+        load_language_model(path)
+
+
 def test_an_unknown_quantisation_is_refused_with_those_that_are_known(
     write_gguf: Callable[..., Path], tmp_path: Path
 ) -> None:

@@ -227,7 +227,7 @@ def test_the_threshold_falls_from_strict_to_nine_tenths() -> None:
         ("layerskip", {"layer": 1, "drafts": 99}),
         ("specee", {}),
         ("specee", {"predictor": ALWAYS, "threshold": -1.0}),
-        ("edgewise+speculation", {"margin_ratio": 0.5}),
+        ("edgewise+speculation", {"margin_ratio": 1.5}),
         ("full-depth", {"depth": 3}),
     ],
 )

@@ -122,6 +122,42 @@ def test_acceptance_finds_the_chance_though_drafts_behind_a_refusal_are_not_seen
     assert learnt.chance == pytest.approx(0.75, abs=0.05)
 
 
+def test_acceptance_of_which_nothing_is_known_is_not_guessed() -> None:
+    learnt = Acceptance(None)
+    assert learnt.chance is None
+    assert learnt.hopeful == 1.0
+    for i in range(40):
+        learnt.observe(accepted=i % 4 == 0, drafted=1)
+
+    assert learnt.chance == pytest.approx(0.25, abs=0.05)
+    # Two dozen drafts are remembered: a standard error of 0.08, and half a draft more.
+    assert learnt.hopeful == pytest.approx(0.34, abs=0.05)
+
+
+def test_few_failures_do_not_take_all_hope() -> None:
+    learnt = Acceptance(None)
+    for _ in range(12):
+        learnt.observe(accepted=0, drafted=1)
+
+    assert learnt.chance == 0.0
+    assert 0.05 < learnt.hopeful < 0.2
+
+
+@hypothesis.given(
+    ratio=st.floats(1.0, 5.0), drafts=st.integers(1, 6), early=st.floats(0, 1), head=st.floats(0, 1)
+)
+def test_at_the_break_even_acceptance_drafts_neither_gain_nor_lose(
+    ratio: float, drafts: int, early: float, head: float
+) -> None:
+    costs = DraftCosts(early_s=early, draft_head_s=head, verify_s=(2.0, *[2.0 * ratio] * drafts))
+    chance = break_even_acceptance(costs, drafts)
+
+    if chance <= 1:
+        assert expected_speed_up(chance, drafts, costs) == pytest.approx(1.0, rel=1e-6)
+    else:
+        assert expected_speed_up(1.0, drafts, costs) < 1.0
+
+
 def test_acceptance_returns_to_what_was_expected_while_nothing_is_drafted() -> None:
     learnt = Acceptance(0.6)
     for _ in range(50):
@@ -130,6 +166,7 @@ def test_acceptance_returns_to_what_was_expected_while_nothing_is_drafted() -> N
     for _ in range(400):
         learnt.observe(accepted=0, drafted=0)
 
+    assert low is not None
     assert low < 0.2
     assert learnt.chance == pytest.approx(0.6, abs=0.01)
 

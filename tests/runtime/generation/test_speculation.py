@@ -15,7 +15,14 @@ import scipy.stats
 from edgewise.backends.decoder import DecoderProgram, load_decoder
 from edgewise.errors import BackendError, ConfigError
 from edgewise.model.decoding import KvCache
-from edgewise.runtime.generation.speculation import GREEDY, Cycle, Drawing, speculate
+from edgewise.runtime.generation.speculation import (
+    GREEDY,
+    Cycle,
+    Drawing,
+    probe,
+    speculate,
+    verify,
+)
 from edgewise.scores import softmax
 
 Float32 = npt.NDArray[np.float32]
@@ -101,6 +108,56 @@ def test_drafting_only_while_the_exit_is_sure_gives_the_same_text(load: Load, su
 
     assert found == expected
     assert any(c.drafted < 4 for c in cycles)
+
+
+def test_drafts_from_elsewhere_give_the_text_of_full_depth_right_or_wrong(load: Load) -> None:
+    program, prompt, expected = load()
+    text, cells, accepted = list(prompt), begun(program, prompt), []
+    for turn in range(4):
+        right = expected[len(text) - len(prompt) :][:turn]
+        cycle = verify(program, cells, text[-1], [*right, (text[-1] + 1) % 160, 3])
+        text += cycle.tokens
+        accepted.append(cycle.accepted)
+        assert cells.length == len(text) - 1
+        assert cells.present[:, : cells.length].all()
+        assert not cells.present[:, cells.length :].any()
+
+    assert text[len(prompt) :][:COUNT] == expected[: len(text) - len(prompt)]
+    assert accepted == [0, 1, 2, 3]
+    alone = verify(program, begun(program, prompt), prompt[-1], [])
+    assert alone == Cycle(tokens=(expected[0],), drafted=0, accepted=0)
+
+
+def test_drafts_from_elsewhere_end_with_the_text_and_with_the_cache(load: Load) -> None:
+    program, prompt, expected = load()
+    cells = begun(program, prompt, capacity=len(prompt) + 1)
+    cycle = verify(program, cells, prompt[-1], expected[:3])
+    assert (cycle.drafted, list(cycle.tokens)) == (1, expected[:2])
+
+    stop = expected[1]
+    cycle = verify(program, begun(program, prompt), prompt[-1], expected[:5], stop_ids={stop})
+    end = expected.index(stop) + 1
+    assert list(cycle.tokens) == expected[:end]
+    assert cycle.drafted == end
+    full = begun(program, prompt, capacity=len(prompt) - 1)
+    with pytest.raises(ConfigError, match="full"):
+        verify(program, full, prompt[-1], expected[:1])
+
+
+def test_an_exit_asked_in_passing_says_what_it_would_have_drafted(load: Load) -> None:
+    program, prompt, expected = load()
+    cells, text, agreed = begun(program, prompt), list(prompt), []
+    while len(text) < len(prompt) + COUNT:
+        other = begun(program, text, capacity=64)
+        drafted = speculate(program, other, text[-1], position=2, drafts=1, kind="raw")
+        cycle, held = probe(program, cells, text[-1], position=2, kind="raw")
+        text += cycle.tokens
+        agreed.append(held)
+        assert held == drafted.accepted
+        assert cells.length == len(text) - 1
+
+    assert text[len(prompt) :] == expected
+    assert 0 < sum(agreed) < COUNT  # both answers were given
 
 
 def test_cells_are_those_of_one_pass_over_the_whole_text(load: Load) -> None:
@@ -237,7 +294,74 @@ class Chain:
         return hidden
 
     def logits(self, hidden: Float32, *, position: int, kind: str = "raw") -> Float32:  # noqa: ARG002
-        return np.asarray(hidden @ self._tables[position])
+        return np.asarray(self._tables[position][hidden.argmax(axis=1)])
+
+
+def test_an_exit_asked_in_passing_when_sampling_says_how_likely_its_draft_would_have_held() -> None:
+    rng = np.random.default_rng(5)
+    early, full = (rng.normal(0, 1.5, (6, 6)).astype(np.float32) for _ in range(2))
+    chain: Any = Chain(early, full)
+    drawing = Drawing.at_temperature(0.9, np.random.default_rng(6))
+    cells = KvCache(layers=2, kv_heads=1, head_dim=1, capacity=8192)
+    _, chance = probe(chain, cells, 0, position=1, drawing=drawing)
+    cycles = [speculate(chain, cells, 0, position=1, drafts=1, drawing=drawing) for _ in range(900)]
+
+    # Four standard errors of a share of 900.
+    assert np.mean([c.accepted for c in cycles]) == pytest.approx(chance, abs=4 * 0.5 / 30)
+
+
+@pytest.mark.parametrize("columns", [[0, 2], [3], [0, 1, 2, 3]], ids=["two", "one", "all"])
+def test_a_short_list_drafts_without_bending_the_distribution(columns: list[int]) -> None:
+    rng = np.random.default_rng(12)
+    full = rng.normal(0, 1.5, (4, 4)).astype(np.float32)
+    early = np.full_like(full, -np.inf)
+    early[:, columns] = (full + rng.normal(0, 0.5, full.shape))[:, columns]
+    chain: Any = Chain(early, full)
+    drawing = Drawing.at_temperature(0.8, rng)
+
+    def cycle(cells: KvCache, token: int) -> Cycle:
+        return speculate(chain, cells, token, position=1, drafts=2, drawing=drawing)
+
+    assert _pvalue(cycle, full, temperature=0.8) > 1e-4
+
+
+@pytest.mark.parametrize("drafts", [[1], [2, 2], [0, 3, 1]], ids=["one", "two", "three"])
+def test_drafts_that_were_not_drawn_do_not_bend_the_distribution(drafts: list[int]) -> None:
+    rng = np.random.default_rng(13)
+    full = rng.normal(0, 1.5, (4, 4)).astype(np.float32)
+    chain: Any = Chain(full, full)
+    drawing = Drawing.at_temperature(0.8, rng)
+
+    def cycle(cells: KvCache, token: int) -> Cycle:
+        return verify(chain, cells, token, drafts, drawing=drawing)
+
+    assert _pvalue(cycle, full, temperature=0.8) > 1e-4
+
+
+def _pvalue(
+    cycle: Callable[[KvCache, int], Cycle],
+    full: Float32,
+    *,
+    temperature: float,
+    texts: int = 1200,
+) -> float:
+    """How likely texts of three tokens are if they are drawn at full depth."""
+    counts: Counter[tuple[int, ...]] = Counter()
+    for _ in range(texts):
+        cells = KvCache(layers=2, kv_heads=1, head_dim=1, capacity=16)
+        text = [0]
+        while len(text) < 4:
+            text += cycle(cells, text[-1]).tokens
+        counts[tuple(text[1:4])] += 1
+    p = softmax(full, temperature=temperature)
+    joint = p[0][:, None, None] * p[:, :, None] * p[None, :, :]
+    found = np.array([counts[tuple(i)] for i in np.ndindex(joint.shape)], dtype=float)
+    expected = joint.ravel() * texts
+    rare = expected < 5  # too few for the test's approximation: judged together
+    if rare.any():
+        found = np.append(found[~rare], found[rare].sum())
+        expected = np.append(expected[~rare], expected[rare].sum())
+    return float(scipy.stats.chisquare(found, expected).pvalue)
 
 
 @pytest.mark.parametrize(
@@ -249,32 +373,18 @@ def test_sampled_text_is_distributed_as_if_drawn_at_full_depth(
     likeness: float, drafts: int
 ) -> None:
     rng = np.random.default_rng(11)
-    size, cycles, temperature = 4, 1200, 0.8
+    size, temperature = 4, 0.8
     full = rng.normal(0, 1.5, (size, size)).astype(np.float32)
     other = rng.normal(0, 1.5, (size, size)).astype(np.float32)
     early = (likeness * full + (1 - likeness) * other).astype(np.float32)
     chain: Any = Chain(early, full)
     drawing = Drawing.at_temperature(temperature, rng)
-    counts: Counter[tuple[int, ...]] = Counter()
-    for _ in range(cycles):
-        cells = KvCache(layers=2, kv_heads=1, head_dim=1, capacity=16)
-        text = [0]
-        while len(text) < 4:
-            text += speculate(
-                chain, cells, text[-1], position=1, drafts=drafts, drawing=drawing
-            ).tokens
-        counts[tuple(text[1:4])] += 1
 
-    p = softmax(full, temperature=temperature)
-    joint = p[0][:, None, None] * p[:, :, None] * p[None, :, :]
-    found = np.array([counts[tuple(i)] for i in np.ndindex(joint.shape)], dtype=float)
-    expected = joint.ravel() * cycles
-    rare = expected < 5  # too few for the test's approximation: judged together
-    if rare.any():
-        found = np.append(found[~rare], found[rare].sum())
-        expected = np.append(expected[~rare], expected[rare].sum())
+    def cycle(cells: KvCache, token: int) -> Cycle:
+        return speculate(chain, cells, token, position=1, drafts=drafts, drawing=drawing)
+
     # Of four cases with a fixed seed, none should be among the rarest in ten thousand.
-    assert scipy.stats.chisquare(found, expected).pvalue > 1e-4
+    assert _pvalue(cycle, full, temperature=temperature) > 1e-4
 
 
 def test_the_test_of_distribution_would_find_drafts_that_are_always_taken() -> None:

@@ -20,6 +20,7 @@ from edgewise.backends.decoder.layers import (
     head_weight,
     layer_weights,
 )
+from edgewise.backends.decoder.quantise import BLOCK, Packed
 from edgewise.model.language import LanguageModel
 
 Float32 = npt.NDArray[np.float32]
@@ -29,6 +30,9 @@ _OPSET = 20
 _IR_VERSION = 9
 _CONTRIB = "com.microsoft"
 _FLOAT, _INT32, _INT64, _BOOL = 1, 6, 7, 9  # of onnx.TensorProto
+_IN_INTEGERS = 4  # MatMulNBits rounds activations to 8 bits
+PackedMatrices = Mapping[str, Packed]
+"""By name: ``"3.qkv"``, ``"3.o"``, ``"3.gate_up"`` and ``"3.down"`` of layer 3."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,7 +48,9 @@ class DecoderGraph:
     outside: Mapping[str, Float32]
 
 
-def layers_graph(model: LanguageModel, start: int, stop: int, *, pack: bool) -> DecoderGraph:
+def layers_graph(
+    model: LanguageModel, start: int, stop: int, *, packed: PackedMatrices | None = None
+) -> DecoderGraph:
     """Layers from one exit to the next.
 
     Inputs are ``hidden`` [1, M, H], ``places`` [1, M] in the text, ``cos`` and ``sin`` [T,
@@ -56,10 +62,9 @@ def layers_graph(model: LanguageModel, start: int, stop: int, *, pack: bool) -> 
         model: Sizes and weights.
         start: First layer.
         stop: After the last.
-        pack: Join projections that read the same state and store matrices [in, out], as quantisers
-            want them; otherwise matrices stay where they are.
+        packed: Matrices in few bits; without them, the model's own stay where they are.
     """
-    builder, a = _Builder(model, pack=pack), model.architecture
+    builder, a = _Builder(model, packed), model.architecture
     x, y = "hidden", ""
     for layer in range(start, stop):
         x, y = builder.layer(layer, x, y)
@@ -75,71 +80,85 @@ def layers_graph(model: LanguageModel, start: int, stop: int, *, pack: bool) -> 
     return builder.graph(inputs, {"out": hidden, **{f"new_{n}": s for n, s in old.items()}})
 
 
-def projection_graph(model: LanguageModel, start: int, stop: int, *, pack: bool) -> DecoderGraph:
+def projection_graph(
+    model: LanguageModel, start: int, stop: int, *, packed: PackedMatrices | None = None
+) -> DecoderGraph:
     """Keys and values of several layers from one state, before norms, biases and rotation.
 
-    ``hidden`` [M, H] to ``out`` [M, layers * 2 * kv_heads * head_dim]. Norms are not made part of
-    the matrices: rounded to few bits, these would be others than the layers' own.
+    ``hidden`` [1, M, H] to ``out`` [1, M, layers * 2 * kv_heads * head_dim]. Norms are not made
+    part of the matrices: rounded to few bits, these would be others than the layers' own.
 
     Args:
         model: Sizes and weights.
         start: First layer.
         stop: After the last.
-        pack: Join projections and store matrices [in, out].
+        packed: Matrices in few bits.
     """
-    builder, first = _Builder(model, pack=pack), form_of(model).norms_first
-    found = []
+    builder, first = _Builder(model, packed), form_of(model).norms_first
+    a, found = model.architecture, []
     for layer in range(start, stop):
         w, x = layer_weights(model, layer), "hidden"
         if first:
             x = builder.norm(x, f"{layer}.attention_norm", w.attention_norm)
-        if pack:
-            found.append(builder.linear(x, f"{layer}.kv", np.concatenate([w.k, w.v])))
-        else:
+        if packed is None:
             found += [builder.linear(x, f"{layer}.{n}", m) for n, m in (("k", w.k), ("v", w.v))]
+        else:
+            rows = packed[f"{layer}.qkv"].rows(slice(len(w.q), None))
+            found.append(builder.product(x, f"{layer}.kv", rows))
     builder.finish(builder.op("Concat", *found, axis=-1), "out")
-    a = model.architecture
     width = (stop - start) * 2 * a.num_key_value_heads * a.head_dim
-    sizes: list[Spec] = [(_FLOAT, ("rows", n)) for n in (a.hidden_size, width)]
+    sizes: list[Spec] = [(_FLOAT, (1, "rows", n)) for n in (a.hidden_size, width)]
     return builder.graph({"hidden": sizes[0]}, {"out": sizes[1]})
 
 
 def head_graph(
-    model: LanguageModel, *, pack: bool, tokens: npt.NDArray[np.int64] | None = None
+    model: LanguageModel,
+    *,
+    packed: Packed | None = None,
+    tokens: npt.NDArray[np.int64] | None = None,
 ) -> DecoderGraph:
     """Last norm, an affine map where ``mapped`` is true, and the head.
 
-    Inputs are ``hidden`` [M, H], ``mapped``, ``weight`` [H, H] and ``bias`` [H], so that all exits
-    share one head; the output is ``logits`` [M, V].
+    Inputs are ``hidden`` [1, M, H], ``mapped``, ``weight`` [H, H] and ``bias`` [H], so that all
+    exits share one head; the output is ``logits`` [1, M, V].
 
     Args:
         model: Sizes and weights.
-        pack: Store the matrix [in, out].
+        packed: The head in few bits.
         tokens: Only these, in this order.
     """
-    builder, width = _Builder(model, pack=pack), model.architecture.hidden_size
+    builder, width = _Builder(model, None), model.architecture.hidden_size
     normed = builder.norm("hidden", "norm", final_norm(model))
+    fused = {"domain": _CONTRIB, "transB": 1}
     mapped = builder.choice(
-        "mapped", ("Gemm", [normed, "weight", "bias"], {"transB": 1}), ("Identity", [normed], {})
+        "mapped",
+        ("FusedMatMul", [normed, "weight"], fused),
+        ("Identity", [normed], {}),
     )
-    head = head_weight(model) if tokens is None else head_weight(model)[tokens]
-    builder.finish(builder.linear(mapped, "head", head), "logits")
+    mapped = builder.op("Add", mapped, "bias")
+    rows = slice(None) if tokens is None else tokens
+    if packed is None:
+        logits = builder.linear(mapped, "head", head_weight(model)[rows])
+    else:
+        logits = builder.product(mapped, "head", packed.rows(rows))
+    builder.finish(logits, "logits")
+    size = model.architecture.vocab_size if tokens is None else len(tokens)
     inputs: dict[str, Spec] = {
-        "hidden": (_FLOAT, ("rows", width)),
+        "hidden": (_FLOAT, (1, "rows", width)),
         "mapped": (_BOOL, ()),
         "weight": (_FLOAT, (width, width)),
         "bias": (_FLOAT, (width,)),
     }
-    return builder.graph(inputs, {"logits": (_FLOAT, ("rows", len(head)))})
+    return builder.graph(inputs, {"logits": (_FLOAT, (1, "rows", size))})
 
 
 class _Builder:
     """Nodes of one graph; methods take and return names of values."""
 
-    def __init__(self, model: LanguageModel, *, pack: bool) -> None:
+    def __init__(self, model: LanguageModel, packed: PackedMatrices | None) -> None:
         self._onnx: Any = importlib.import_module("onnx")
         self._model, self._a, self._form = model, model.architecture, form_of(model)
-        self._pack = pack
+        self._packed = packed
         self._nodes: list[Any] = []
         self._inside: dict[str, Any] = {}
         self._outside: dict[str, Float32] = {}
@@ -176,7 +195,6 @@ class _Builder:
         """Append a node; returns its output's name, or the names of several."""
         names = [f"v{next(self._numbers)}" for _ in range(outputs)]
         node = self._onnx.helper.make_node(kind, list(inputs), names, domain=domain, **more)
-        node.name = f"{kind}_{names[0]}"  # quantisers tell nodes apart by name
         self._nodes.append(node)
         return names[0] if outputs == 1 else names
 
@@ -204,15 +222,40 @@ class _Builder:
         return name
 
     def linear(self, x: str, name: str, weight: Float32, bias: Float32 | None = None) -> str:
-        """Multiply by a matrix [out, in]; add a bias."""
-        if self._pack:
-            y = self.op("MatMul", x, self.constant(name, weight.T))
-        else:
-            self._outside[name] = np.ascontiguousarray(weight)
-            y = self.op("FusedMatMul", x, name, domain=_CONTRIB, transB=1)
-        if bias is not None:
-            y = self.op("Add", y, self.constant(f"{name}.bias", bias))
-        return str(y)
+        """Multiply by a matrix [out, in] where it lies; add a bias."""
+        self._outside[name] = np.ascontiguousarray(weight)
+        y = self.op("FusedMatMul", x, name, domain=_CONTRIB, transB=1)
+        return str(y) if bias is None else self.add(y, f"{name}.bias", bias)
+
+    def add(self, x: str, name: str, bias: Float32) -> str:
+        return str(self.op("Add", x, self.constant(name, bias)))
+
+    def product(self, x: str, name: str, weight: Packed) -> str:
+        """Multiply [1, M, in] by a packed matrix."""
+        if weight.means:
+            means = self.op("AveragePool", x, kernel_shape=[BLOCK], strides=[BLOCK])
+            x = self.op("Concat", x, means, axis=-1)
+        inputs = [
+            self.constant(f"{name}.{part}", array)
+            for part, array in (
+                ("steps", weight.steps),
+                ("scales", weight.scales),
+                ("zero_points", weight.zero_points),
+            )
+            if array is not None
+        ]
+        return str(
+            self.op(
+                "MatMulNBits",
+                *(x, *inputs),
+                domain=_CONTRIB,
+                K=weight.inputs,
+                N=len(weight.scales),
+                bits=weight.bits,
+                block_size=BLOCK,
+                accuracy_level=_IN_INTEGERS,
+            )
+        )
 
     def norm(self, x: str, name: str, weight: Float32) -> str:
         scale, eps = self.constant(name, weight), self._a.rms_norm_eps
@@ -247,23 +290,23 @@ class _Builder:
     def attention(self, layer: int, x: str) -> str:
         w, a, kind = layer_weights(self._model, layer), self._a, self._form.qk_norm
         matrices, biases = (w.q, w.k, w.v), (w.q_bias, w.k_bias, w.v_bias)
-        if self._pack:
+        if self._packed is None:
+            parts = [
+                self.linear(x, f"{layer}.{role}", matrix, bias)
+                for role, matrix, bias in zip("qkv", matrices, biases, strict=True)
+            ]
+        else:
+            joined = self.product(x, f"{layer}.qkv", self._packed[f"{layer}.qkv"])
             bias = np.concatenate(
                 [
                     np.zeros(len(m), np.float32) if b is None else b
                     for m, b in zip(matrices, biases, strict=True)
                 ]
             )
-            joined = self.linear(
-                x, f"{layer}.qkv", np.concatenate(matrices), bias if bias.any() else None
-            )
+            if bias.any():
+                joined = self.add(joined, f"{layer}.qkv.bias", bias)
             # Attention splits by itself where nothing stands between.
             parts = [joined, "", ""] if kind == "none" else self.split(joined, layer, matrices)
-        else:
-            parts = [
-                self.linear(x, f"{layer}.{role}", matrix, bias)
-                for role, matrix, bias in zip("qkv", matrices, biases, strict=True)
-            ]
         if w.q_norm is not None and w.k_norm is not None:
             parts[0] = self.norm_heads(parts[0], f"{layer}.q_norm", w.q_norm)
             parts[1] = self.norm_heads(parts[1], f"{layer}.k_norm", w.k_norm)
@@ -279,7 +322,14 @@ class _Builder:
         )
         self.finish(found[1], f"new_key_{layer}")
         self.finish(found[2], f"new_value_{layer}")
-        return self.linear(found[0], f"{layer}.o", w.o)
+        return self.matrix(found[0], layer, "o", w.o)
+
+    def matrix(self, x: str, layer: int, role: str, weight: Float32) -> str:
+        """Multiply by a layer's matrix, packed where it is."""
+        name = f"{layer}.{role}"
+        if self._packed is None:
+            return self.linear(x, name, weight)
+        return self.product(x, name, self._packed[name])
 
     def split(self, x: str, layer: int, matrices: Sequence[Float32]) -> list[str]:
         sizes = np.array([len(m) for m in matrices], np.int64)
@@ -299,14 +349,14 @@ class _Builder:
 
     def mlp(self, layer: int, x: str) -> str:
         w = layer_weights(self._model, layer)
-        if self._pack:
-            joined = self.linear(x, f"{layer}.gate_up", np.concatenate([w.gate, w.up]))
-            gate, up = self.split(joined, layer, [w.gate, w.up])
-        else:
+        if self._packed is None:
             gate = self.linear(x, f"{layer}.gate", w.gate)
             up = self.linear(x, f"{layer}.up", w.up)
+        else:
+            joined = self.product(x, f"{layer}.gate_up", self._packed[f"{layer}.gate_up"])
+            gate, up = self.split(joined, layer, [w.gate, w.up])
         if self._a.hidden_act == "silu":
             gate = self.op("QuickGelu", gate, domain=_CONTRIB, alpha=1.0)  # x sigmoid(alpha x)
         else:
             gate = self.op("Gelu", gate)
-        return self.linear(self.op("Mul", gate, up), f"{layer}.down", w.down)
+        return self.matrix(self.op("Mul", gate, up), layer, "down", w.down)

@@ -3,7 +3,7 @@
 In full precision sessions read the model's own arrays, so that nothing is copied. With 8 or 4 bits
 each matrix is kept once, packed; with 4, the model's own head has 8, and affine exits have one of
 4. Projections for the keys and values that an early exit leaves to make are kept a second time.
-Each session has its own threads; none spins, so they do not compete for cores.
+Each session has its own threads; between calls none spins, so they do not compete for cores.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ import threading
 import weakref
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -27,7 +28,8 @@ from edgewise.backends.decoder.graphs import (
     projection_graph,
 )
 from edgewise.backends.decoder.layers import form_of, layer_weights
-from edgewise.backends.decoder.quantise import quantise
+from edgewise.backends.decoder.packed import Part, packed_folder, packed_matrices
+from edgewise.backends.decoder.quantise import Packed
 from edgewise.backends.decoder.rotary import rotary_tables
 from edgewise.backends.threads import onnxruntime_options
 from edgewise.errors import BackendError, OpUnsupported
@@ -62,7 +64,8 @@ def load(  # noqa: PLR0913 - each is one property of the program
         model: Weights and sizes.
         backend: ``"onnxruntime:CPU"``.
         threads: Of each call.
-        precision: Of the weights; takes some seconds below full precision.
+        precision: Of the weights; below full precision a large model is packed once, for some
+            seconds, and kept so in the user's cache.
         exit_layers: Where one may leave.
         exits: Fitted heads.
 
@@ -80,6 +83,7 @@ def load(  # noqa: PLR0913 - each is one property of the program
         precision=precision,
         exit_layers=exit_layers,
         exits=exits,
+        folder=packed_folder(model),
     )
 
 
@@ -107,9 +111,23 @@ class _Call:
 
 
 class OnnxRuntimeDecoder(DecoderProgram):
-    """Sessions of the layers between exits, of the heads, and of what early exits leave to do."""
+    """Sessions of the layers between exits, of the heads, and of what early exits leave to do.
 
-    def __init__(self, model: LanguageModel, *, backend: str = NAME, **properties: Any) -> None:
+    Args:
+        model: Weights and sizes.
+        backend: ``"onnxruntime:CPU"``.
+        folder: Where packed weights are kept; ``None`` keeps none.
+        properties: As :class:`DecoderProgram` has them.
+    """
+
+    def __init__(
+        self,
+        model: LanguageModel,
+        *,
+        backend: str = NAME,
+        folder: Path | None = None,
+        **properties: Any,
+    ) -> None:
         self._runtime = import_runtime("onnxruntime", backend=backend, extra="onnx")
         import_runtime("onnx", backend=backend, extra="onnx")
         super().__init__(model, backend=backend, **properties)
@@ -119,23 +137,26 @@ class OnnxRuntimeDecoder(DecoderProgram):
                 f" {model.architecture.head_dim}",
                 help="use 'torch:cpu'",
             )
-        pack = self.precision != "fp32"
+        self._folder = folder
         self._groups = tuple(itertools.pairwise((0, *self.exit_layers)))
         self._read_in_place: list[Any] = []  # what sessions point to
         self.weight_bytes = 0
-        self._layers = [self._session(layers_graph(model, *g, pack=pack)) for g in self._groups]
-        self._head = self._session(head_graph(model, pack=pack), _HEAD[self.precision])
+        packed = self._packed("layers", self.precision)
+        self._layers = [self._session(layers_graph(model, *g, packed=packed)) for g in self._groups]
+        head = self._packed_head(_HEAD[self.precision])
+        self._head = self._session(head_graph(model, packed=head))
         read_bytes = self.weight_bytes  # the rest is read instead of these, or on an early exit
         self._projections = [
-            self._session(projection_graph(model, *g, pack=pack)) for g in self._groups
+            self._session(projection_graph(model, *g, packed=packed)) for g in self._groups
         ]
         self._exit_head, self._short = self._head, None
         if self.exits is not None and self.exits.affine and self.precision == "int4":
             # Exits are coarser than its rounding, and it is read in half the time.
-            self._exit_head = self._session(head_graph(model, pack=pack))
+            coarse = self._packed_head("int4")
+            self._exit_head = self._session(head_graph(model, packed=coarse))
         if self.exits is not None and self.exits.shortlist is not None:
-            graph = head_graph(model, pack=pack, tokens=self.exits.shortlist)
-            self._short = self._session(graph, _HEAD[self.precision])
+            graph = head_graph(model, packed=head, tokens=self.exits.shortlist)
+            self._short = self._session(graph)
         self.weight_bytes = read_bytes
         self._cos, self._sin = rotary_tables(model.architecture, model.context_length)
         width = model.architecture.hidden_size
@@ -150,12 +171,23 @@ class OnnxRuntimeDecoder(DecoderProgram):
         )
         self._lock = threading.Lock()
 
-    def _session(self, graph: DecoderGraph, precision: Precision | None = None) -> Any:
+    def _packed(self, part: Part, precision: Precision) -> dict[str, Packed] | None:
+        if precision == "fp32":
+            return None
+        return packed_matrices(
+            self.model, part, precision, backend=self.backend, folder=self._folder
+        )
+
+    def _packed_head(self, precision: Precision) -> Packed | None:
+        found = self._packed("head", precision)
+        return None if found is None else found["head"]
+
+    def _session(self, graph: DecoderGraph) -> Any:
         """Compile a graph; counts what it reads."""
-        proto = quantise(graph.proto, precision or self.precision, backend=self.backend)
+        proto = graph.proto
         inside = (w.ByteSize() for w in proto.graph.initializer)
         self.weight_bytes += sum(inside) + sum(w.nbytes for w in graph.outside.values())
-        options = onnxruntime_options(self.threads)
+        options = self._options()
         if graph.outside:
             # One row is multiplied as fast without a packed copy, which would be the model again.
             options.add_session_config_entry("session.disable_prepacking", "1")
@@ -170,6 +202,28 @@ class OnnxRuntimeDecoder(DecoderProgram):
             raise BackendError(
                 f"ONNX Runtime refuses layers of {self.model.name!r}: {error}"
             ) from error
+
+    def _options(self) -> Any:
+        """One thread, or several that spin while a call runs and not between calls.
+
+        Products are so short that waking a thread for each takes a fifth of a token; threads that
+        went on spinning would take the cores from the next group's.
+
+        Source:
+            onnxruntime_session_options_config_keys.h, session.force_spinning_stop.
+        """
+        if self.threads == 1:
+            return onnxruntime_options(1)
+        options = self._runtime.SessionOptions()
+        options.intra_op_num_threads, options.inter_op_num_threads = self.threads, 1
+        options.log_severity_level = 3
+        for entry, value in (
+            ("session.intra_op.allow_spinning", "1"),
+            ("session.inter_op.allow_spinning", "0"),
+            ("session.force_spinning_stop", "1"),
+        ):
+            options.add_session_config_entry(entry, value)
+        return options
 
     def _run_layers(
         self, hidden: Float32, cache: KvCache, *, start: int, stop: int, first: int
@@ -212,7 +266,7 @@ class OnnxRuntimeDecoder(DecoderProgram):
         for (begin, end), session in zip(self._groups, self._projections, strict=True):
             if begin < layer:
                 continue
-            (both,) = session.run(None, {"hidden": hidden})
+            (both,) = session.run(None, {"hidden": hidden[None]})
             both = both.reshape(len(hidden), end - begin, 2, -1)
             key, value = both[:, :, 0], both[:, :, 1]  # [M, layers, kv_heads * head_dim]
             if self._value_bias is not None:
@@ -244,14 +298,14 @@ class OnnxRuntimeDecoder(DecoderProgram):
         result = np.empty((len(hidden), width), np.float32)
         mapped = np.array(affine is not None)
         inputs: dict[str, npt.NDArray[Any]] = {
-            "hidden": hidden,
+            "hidden": hidden[None],
             "mapped": mapped,
             "weight": weight,
             "bias": bias,
         }
         for name, x in inputs.items():
             _name(binding.bind_input, name, x)
-        _name(binding.bind_output, "logits", result)
+        _name(binding.bind_output, "logits", result[None])
         session.run_with_iobinding(binding)
         return result
 

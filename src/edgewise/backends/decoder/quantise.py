@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import importlib
 import logging
-from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from edgewise.backends.base import import_runtime
 from edgewise.backends.decoder.base import Precision
 from edgewise.errors import BackendUnavailable
 
@@ -25,123 +24,132 @@ SYMMETRIC: dict[Precision, bool] = {"int8": True, "int4": False}
 _WORTH = 0.5
 
 
-def quantise(proto: Any, precision: Precision, *, backend: str) -> Any:
-    """Store the matrices of a graph's multiplications in few bits.
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Packed:
+    """A matrix in few bits, as the operator com.microsoft.MatMulNBits reads it.
+
+    Attributes:
+        bits: Of each weight.
+        inputs: Inputs of the operator.
+        means: How many of these are means of the blocks of the inputs before them; 0 for none.
+        steps: Weights, the first in the lowest bits, [out, blocks, BLOCK * bits / 8].
+        scales: [out, blocks].
+        zero_points: [out, blocks * bits / 8]; ``None`` where each is the middle step.
+    """
+
+    bits: int
+    inputs: int
+    means: int
+    steps: UInt8
+    scales: Float32
+    zero_points: UInt8 | None
+
+    def rows(self, which: slice | npt.NDArray[np.int64]) -> Packed:
+        """The same for some of the outputs: each has steps and scales of its own."""
+        zeros = self.zero_points
+        return Packed(
+            bits=self.bits,
+            inputs=self.inputs,
+            means=self.means,
+            steps=self.steps[which],
+            scales=self.scales[which],
+            zero_points=None if zeros is None else zeros[which],
+        )
+
+
+def pack(weight: Float32, precision: Precision, *, backend: str) -> Packed:
+    """Round a matrix to few bits.
 
     Weights are rounded to nearest in blocks of :data:`BLOCK` along a matrix's inputs. The runtime
     multiplies in integers: activations are rounded to 8 bits, by block, in each call.
 
     A block's zero point is a whole number of steps. Weights that were stored in 4 bits with a real
     offset before (GGUF's Q4_1, Q4_K) come out with the right steps, each block shifted by up to
-    half of one. Such shifts are given back: the sum of a block's inputs times its mean error.
+    half of one. Where that is most of the error, the shifts become weights themselves, again of 4
+    bits: of further inputs, which are the means of the blocks of the inputs.
 
     Args:
-        proto: ``onnx.ModelProto`` with matrices [in, out]; changed in place.
-        precision: ``"fp32"`` leaves it as it is.
+        weight: [out, in].
+        precision: ``"int8"`` or ``"int4"``.
         backend: Who asks, for messages.
 
     Raises:
         BackendUnavailable: The quantiser, or a package that it needs, is not installed.
     """
-    if precision == "fp32":
-        return proto
-    import_runtime("onnxruntime", backend=backend, extra="onnx")
-    quantiser = _quantiser(backend)(
-        proto,
-        bits=BITS[precision],
-        block_size=BLOCK,
-        is_symmetric=SYMMETRIC[precision],
-        accuracy_level=4,
+    found = _rounded(weight, precision, backend)
+    if precision == "int8" or weight.shape[1] % BLOCK:
+        return found
+    shifts = _shifts(weight, found)
+    if shifts is None:
+        return found
+    more = _rounded(BLOCK * shifts, precision, backend)
+    zeros = [_halves(p.zero_points)[:, : p.steps.shape[1]] for p in (found, more)]
+    return Packed(
+        bits=found.bits,
+        inputs=found.inputs + more.inputs,
+        means=more.inputs,
+        steps=np.concatenate([found.steps, more.steps], axis=1),
+        scales=np.concatenate([found.scales, more.scales], axis=1),
+        zero_points=_joined(np.concatenate(zeros, axis=1)),
     )
-    numpy_helper = importlib.import_module("onnx").numpy_helper
-    originals = {
-        w.name: numpy_helper.to_array(w) for w in proto.graph.initializer if len(w.dims) == 2
-    }
-    quantiser.process()
-    found = quantiser.model.model
-    if precision == "int4":
-        _give_back(found.graph, originals)
-    return found
 
 
-def _give_back(graph: Any, originals: Mapping[str, Float32]) -> None:
-    """Add, where it is worth it, each block's mean error times the sum of the block's inputs."""
-    onnx = importlib.import_module("onnx")
-    stored = {w.name: w for w in graph.initializer}
-    nodes = []
-    for node in graph.node:
-        nodes.append(node)
-        name = node.input[1].removesuffix("_Q4") if node.op_type == "MatMulNBits" else ""
-        if name not in originals or len(originals[name]) % BLOCK:
-            continue
-        parts = [onnx.numpy_helper.to_array(stored[n]) for n in node.input[1:4]]
-        shifts = _shifts(originals[name], *parts)
-        if shifts is None:
-            continue
-        result = node.output[0]
-        node.output[0] = f"{result}_rounded"
-        blocks = onnx.numpy_helper.from_array(np.array([-1, len(shifts), BLOCK]), f"{name}_blocks")
-        last = onnx.numpy_helper.from_array(np.array([-1]), f"{name}_last")
-        graph.initializer.extend(
-            [blocks, last, onnx.numpy_helper.from_array(shifts, f"{name}_shifts")]
-        )
-        for kind, inputs, output in (
-            ("Reshape", [node.input[0], blocks.name], f"{result}_blocks"),
-            ("ReduceSum", [f"{result}_blocks", last.name], f"{result}_sums"),
-            ("MatMul", [f"{result}_sums", f"{name}_shifts"], f"{result}_shift"),
-            ("Add", [node.output[0], f"{result}_shift"], result),
-        ):
-            more = {"keepdims": 0} if kind == "ReduceSum" else {}
-            nodes.append(onnx.helper.make_node(kind, inputs, [output], **more))
-    del graph.node[:]
-    graph.node.extend(nodes)
+def _rounded(weight: Float32, precision: Precision, backend: str) -> Packed:
+    symmetric = SYMMETRIC[precision]
+    quantiser = _quantiser(backend, bits=BITS[precision], symmetric=symmetric)
+    steps, scales, zeros = quantiser.qbits_block_quant(np.ascontiguousarray(weight.T))
+    return Packed(
+        bits=BITS[precision],
+        inputs=weight.shape[1],
+        means=0,
+        steps=steps,
+        scales=scales.reshape(len(weight), -1),
+        zero_points=None if symmetric else zeros.reshape(len(weight), -1),
+    )
 
 
-def _shifts(
-    original: Float32, packed: UInt8, scales: Float32, zero_points: UInt8
-) -> Float32 | None:
-    """Mean error of each block, [blocks, out]; ``None`` where errors have next to no mean.
-
-    Args:
-        original: [in, out].
-        packed: Two steps a byte, the lower half first, [out, blocks, BLOCK / 2].
-        scales: [out * blocks] or [out, blocks].
-        zero_points: Two a byte, [out, blocks / 2].
+def _shifts(weight: Float32, packed: Packed) -> Float32 | None:
+    """Mean error of each block, [out, blocks]; ``None`` where errors have next to no mean.
 
     Source:
         ONNX Runtime, operator com.microsoft.MatMulNBits.
     """
-    outs, blocks, _ = packed.shape
-    steps = _halves(packed).astype(np.float32)
-    zeros = _halves(zero_points.reshape(outs, -1))[:, :blocks, None]
-    steps -= zeros
-    steps *= scales.reshape(outs, blocks, 1)
-    np.subtract(original.T.reshape(steps.shape), steps, out=steps)
-    mean = steps.mean(axis=2)
+    blocks = packed.steps.shape[1]
+    errors = _halves(packed.steps).astype(np.float32)
+    errors -= _halves(packed.zero_points)[:, :blocks, None]
+    errors *= packed.scales[..., None]
+    np.subtract(weight.reshape(errors.shape), errors, out=errors)
+    mean: Float32 = errors.mean(axis=2)
     explained = BLOCK * float(np.vdot(mean, mean))
-    if explained <= _WORTH * float(np.vdot(steps, steps)):
-        return None
-    return np.ascontiguousarray(mean.T)
+    return mean if explained > _WORTH * float(np.vdot(errors, errors)) else None
 
 
-def _halves(packed: UInt8) -> UInt8:
+def _halves(packed: Any) -> UInt8:
     """Unpack bytes along the last axis."""
     both = np.stack([packed & 15, packed >> 4], axis=-1)
     return both.reshape(*packed.shape[:-1], -1)
 
 
-def _quantiser(backend: str) -> Any:
+def _joined(halves: UInt8) -> UInt8:
+    """Pack them again, a half 0 behind an odd number."""
+    even = np.pad(halves, ((0, 0), (0, halves.shape[1] % 2)))
+    joined: UInt8 = even[:, ::2] | even[:, 1::2] << np.uint8(4)
+    return joined
+
+
+def _quantiser(backend: str, *, bits: int, symmetric: bool) -> Any:
     """The quantiser; importing it would set up the root logger."""
     root, quiet = logging.getLogger(), logging.NullHandler()
     root.addHandler(quiet)
     try:
         module = importlib.import_module("onnxruntime.quantization.matmul_nbits_quantizer")
-    except ImportError as error:
+        make, settings = module.DefaultWeightOnlyQuantizer, module.DefaultWeightOnlyQuantConfig
+        logging.getLogger(module.__name__).setLevel(logging.WARNING)
+        return make(settings(block_size=BLOCK, is_symmetric=symmetric, bits=bits))
+    except (ImportError, AttributeError, TypeError) as error:
         raise BackendUnavailable(
             f"backend {backend!r} cannot quantise here: {error}",
-            help="pip install 'edgewise[onnx]' onnx-ir",
+            help="pip install --upgrade 'edgewise[onnx]' onnx-ir",
         ) from error
     finally:
         root.removeHandler(quiet)
-    logging.getLogger(module.__name__).setLevel(logging.WARNING)
-    return module.MatMulNBitsQuantizer

@@ -31,6 +31,8 @@ if TYPE_CHECKING:
 Float32 = npt.NDArray[np.float32]
 Bool = npt.NDArray[np.bool_]
 
+_PAIR, _ODD = 2, 3  # three rows take longer than four
+
 
 def load(  # noqa: PLR0913 - each is one property of the program
     model: LanguageModel,
@@ -156,7 +158,7 @@ class TorchDecoder(DecoderProgram):
             if affine is not None:
                 state = linear(state, *self._affine_maps[affine.layer])
             head = self._short_head if shortlist else self._head
-            return np.asarray((state @ head).numpy())
+            return np.asarray(self._answer(state, head).numpy())
 
     def _call(self, cache: KvCache, first: int, count: int) -> Call:
         last = first + count
@@ -189,7 +191,12 @@ class TorchDecoder(DecoderProgram):
 
     @abstractmethod
     def _load_heads(self, head: Float32, short: Float32 | None) -> None:
-        """Set ``_head`` and ``_short_head``, [H, V] and [H, S], from [V, H] and [S, H]."""
+        """Set ``_head`` and ``_short_head`` from [V, H] and [S, H]."""
+
+    def _answer(self, state: Tensor, head: Any) -> Tensor:
+        """Multiply by a head as it was loaded."""
+        found: Tensor = state @ head
+        return found
 
     @abstractmethod
     def _load_rotary(self, cos: Tensor, sin: Tensor) -> None:
@@ -207,7 +214,7 @@ class TorchDecoder(DecoderProgram):
     def _rms_norm(self, x: Tensor, weight: Tensor) -> Tensor:
         """RMS norm over the last axis."""
 
-    _head: Tensor
+    _head: Any
     _short_head: Any  # None where no short list was fitted, which is refused before
     _cos: Tensor
     _sin: Tensor
@@ -291,33 +298,51 @@ class EagerDecoder(TorchDecoder):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Matrix:
+    """A matrix as calls of one row read it, and as calls of several do.
+
+    Attributes:
+        columns: [in, out].
+        parts: [out, in] each, one below the other: the model's own arrays.
+    """
+
+    columns: Tensor
+    parts: tuple[Tensor, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class FusedLayer:
     """Weights of one layer as the fused forward reads them.
 
     Attributes:
-        qkv: [H, (heads + 2 kv_heads) * head_dim], transposed and laid out so.
+        qkv: H to (heads + 2 kv_heads) * head_dim; its columns are a copy.
         qkv_bias: ``None`` where the family has none.
-        o: [heads * head_dim, H], a transposed view.
-        gate_up: [H, 2 I], laid out so.
-        down: [I, H], a transposed view.
+        o: heads * head_dim to H.
+        gate_up: H to 2 I; its columns are a copy.
+        down: I to H.
         attention_norm: [H].
         mlp_norm: [H].
         qk_norm: By head [heads + kv_heads, head_dim]; over the width that of the queries and that
             of the keys, one after the other.
     """
 
-    qkv: Tensor
+    qkv: Matrix
     qkv_bias: Tensor | None
-    o: Tensor
-    gate_up: Tensor
-    down: Tensor
+    o: Matrix
+    gate_up: Matrix
+    down: Matrix
     attention_norm: Tensor
     mlp_norm: Tensor
     qk_norm: Tensor | None
 
 
 class FusedDecoder(TorchDecoder):
-    """Few and large operators, on matrices that are laid together when the model is loaded."""
+    """Few and large operators, on matrices that are laid together when the model is loaded.
+
+    One row times a matrix is quickest where the matrix lies by columns, a copy for the wide ones.
+    Several rows, such as drafts that are verified, are one product of the model's own arrays with
+    the rows as columns: it reads each weight once, so that four rows take little longer than one.
+    """
 
     def _load_layers(self, layers: Sequence[LayerWeights]) -> None:
         self._layers = [self._fuse(w) for w in layers]
@@ -336,11 +361,11 @@ class FusedDecoder(TorchDecoder):
             norms = [w.q_norm[None]] * self._heads + [w.k_norm[None]] * self._kv_heads
             qk_norm = self._join(*norms)
         return FusedLayer(
-            qkv=self._columns(np.concatenate([w.q, w.k, w.v])),
+            qkv=self._wide(w.q, w.k, w.v),
             qkv_bias=self._join(w.q_bias, w.k_bias, w.v_bias),
-            o=self._shared(w.o).t(),
-            gate_up=self._columns(np.concatenate([w.gate, w.up])),
-            down=self._shared(w.down).t(),
+            o=self._narrow(w.o),
+            gate_up=self._wide(w.gate, w.up),
+            down=self._narrow(w.down),
             attention_norm=self._shared(w.attention_norm),
             mlp_norm=self._shared(w.mlp_norm),
             qk_norm=qk_norm,
@@ -355,9 +380,33 @@ class FusedDecoder(TorchDecoder):
         found: Tensor = self.torch.from_numpy(np.ascontiguousarray(matrix.T))
         return found
 
+    def _wide(self, *parts: Float32) -> Matrix:
+        columns = self._columns(np.concatenate(parts) if len(parts) > 1 else parts[0])
+        return Matrix(columns=columns, parts=tuple(self._shared(part) for part in parts))
+
+    def _narrow(self, matrix: Float32) -> Matrix:
+        rows = self._shared(matrix)
+        return Matrix(columns=rows.t(), parts=(rows,))
+
+    def _times(self, x: Tensor, matrix: Matrix) -> Tensor:
+        """Multiply [M, in] to a fresh [M, out]."""
+        rows = len(x)
+        # One row times columns runs on one thread, and two as one after the other.
+        if rows == 1 or (rows == _PAIR and self.threads == 1):
+            return x @ matrix.columns
+        torch = self.torch
+        if rows == _ODD:
+            x = torch.nn.functional.pad(x, (0, 0, 0, 1))
+        found = [part @ x.t() for part in matrix.parts]
+        joined = found[0] if len(found) == 1 else torch.cat(found)
+        return joined.t()[:rows].contiguous()
+
     def _load_heads(self, head: Float32, short: Float32 | None) -> None:
-        self._head = self._columns(head)
-        self._short_head = None if short is None else self._columns(short)
+        self._head = self._wide(head)
+        self._short_head = None if short is None else self._wide(short)
+
+    def _answer(self, state: Tensor, head: Matrix) -> Tensor:
+        return self._times(state, head)
 
     def _load_rotary(self, cos: Tensor, sin: Tensor) -> None:
         # For [M, heads, 2, head_dim / 2]: the halves of a head lie behind each other.
@@ -365,20 +414,20 @@ class FusedDecoder(TorchDecoder):
         self._sin = self.torch.stack((-sin, sin), dim=1)[:, None]
 
     def _layer(self, layer: int, state: Tensor, call: Call, mask: Tensor | None) -> Tensor:
-        w, torch, first = self._layers[layer], self.torch, self._form.norms_first
+        w, first = self._layers[layer], self._form.norms_first
         read = self._rms_norm(state, w.attention_norm) if first else state
-        qkv = read @ w.qkv if w.qkv_bias is None else torch.addmm(w.qkv_bias, read, w.qkv)
-        attended = self._attend(layer, qkv, call, mask)
+        qkv = self._times(read, w.qkv)
+        if w.qkv_bias is not None:
+            qkv += w.qkv_bias
+        out = self._times(self._attend(layer, qkv, call, mask), w.o)
         if first:
-            state = torch.addmm(state, attended, w.o)
+            state = out.add_(state)
             read = self._rms_norm(state, w.mlp_norm)
         else:
-            state = read = state + self._rms_norm(attended @ w.o, w.attention_norm)
-        gate, up = (read @ w.gate_up).chunk(2, dim=1)
-        inner = self._activate(gate).mul_(up)
-        if first:
-            return torch.addmm(state, inner, w.down)  # type: ignore[no-any-return]
-        return state + self._rms_norm(inner @ w.down, w.mlp_norm)
+            state = read = state + self._rms_norm(out, w.attention_norm)
+        gate, up = self._times(read, w.gate_up).chunk(2, dim=1)
+        out = self._times(self._activate(gate).mul_(up), w.down)
+        return out.add_(state) if first else state + self._rms_norm(out, w.mlp_norm)
 
     def _attend(self, layer: int, qkv: Tensor, call: Call, mask: Tensor | None) -> Tensor:
         """Turn, write keys and values, and attend: [M, (heads + 2 kv_heads) * head_dim] to q's."""

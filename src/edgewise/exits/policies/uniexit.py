@@ -167,7 +167,9 @@ class UniExit(Policy):
         needs = self.needs
         left_s = deadline_s - now_s
         scale = self.scale.value
-        if not position or needs.scaled_s[position] * scale + needs.extra_s[position] <= left_s:
+        next_s = needs.scaled_s[position] * scale + needs.extra_s[position]
+        # Without a deadline the time left is infinite too, and nothing comes after the last exit.
+        if not position or (position < self._num and next_s <= left_s):
             return position + 1
         k = position - 1
         in_time = needs.head_scaled_s[k] * scale + needs.head_extra_s[k] <= left_s

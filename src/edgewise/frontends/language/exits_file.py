@@ -207,5 +207,5 @@ def _safetensors() -> Any:
     except ImportError as error:
         raise BackendUnavailable(
             f"the safetensors package is not installed ({error})",
-            help="pip install 'edgewise[torch]'",
+            help="pip install 'edgewise[lm]'",
         ) from error

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import math
 import struct
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -30,6 +30,7 @@ from edgewise.frontends.language.weights import (
     decoder_architecture,
     weight_shapes,
 )
+from edgewise.model.transformer import Architecture
 
 Float32 = npt.NDArray[np.float32]
 Shape = tuple[int, ...]
@@ -76,6 +77,11 @@ class Tensor:
     start: int
     row_bytes: int
 
+    @property
+    def stop(self) -> int:
+        """One past its last byte."""
+        return self.start + math.prod(self.shape[:-1]) * self.row_bytes
+
 
 class GgufFile:
     """A GGUF file, mapped into memory and checked before any weight is read.
@@ -108,6 +114,7 @@ class GgufFile:
                 f"{path}: the architecture {family!r} is not supported", help=SUPPORTED
             )
         tensors = {n: self._located(n, header, facts) for n, facts in header.tensors.items()}
+        _check_order(tensors.values(), header, size=len(self._bytes))
         self.config = _config(self.metadata, tensors, path)
         self.architecture, self.context_length = decoder_architecture(
             self.config, name=path.stem, where=str(path)
@@ -125,19 +132,15 @@ class GgufFile:
         """
         tensor = self._tensors[name]
         rows = math.prod(tensor.shape[:-1])
-        packed = self._bytes[tensor.start : tensor.start + rows * tensor.row_bytes]
+        packed = self._bytes[tensor.start : tensor.stop]
         kind = self._gguf.GGMLQuantizationType(tensor.quantisation)
         with np.errstate(all="ignore"):  # a tampered scale; what comes of it is refused later
             array: Float32 = self._gguf.quants.dequantize(
                 packed.reshape(rows, tensor.row_bytes), kind
             )
         array = array.reshape(tensor.shape)
-        heads = {
-            "q_proj": self.architecture.num_attention_heads,
-            "k_proj": self.architecture.num_key_value_heads,
-        }.get(name.split(".")[-2])
-        if self.architecture.model_type == "llama" and heads:
-            return _with_halves_apart(array, heads)
+        if self.architecture.model_type == "llama":
+            return _llama_order(name, array, self.architecture)
         return array
 
     def _located(self, name: str, header: _Header, facts: tuple[Shape, int, int]) -> Tensor:
@@ -154,15 +157,15 @@ class GgufFile:
         if not shape or min(shape) < 1 or shape[-1] % block:
             raise header.damaged(f"{name!r} of {list(shape)} is no whole number of blocks")
         row_bytes = shape[-1] // block * block_bytes
-        start = header.data_start + offset
-        stop = start + math.prod(shape[:-1]) * row_bytes
-        if stop > len(self._bytes):
+        tensor = Tensor(quantisation, shape, header.data_start + offset, row_bytes)
+        if tensor.stop > len(self._bytes):
             raise header.damaged(
-                f"it is truncated: {name!r} ends at byte {stop}, the file at {len(self._bytes)}"
+                f"it is truncated: {name!r} ends at byte {tensor.stop}, the file at"
+                f" {len(self._bytes)}"
             )
-        if start % 4:
-            raise header.damaged(f"{name!r} starts at the odd byte {start}")
-        return Tensor(quantisation, shape, start, row_bytes)
+        if tensor.start % 4:
+            raise header.damaged(f"{name!r} starts at the odd byte {tensor.start}")
+        return tensor
 
     def _renamed(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """By the names of transformers; what the family does not have keeps its own."""
@@ -173,6 +176,19 @@ class GgufFile:
         for ours in (*weight_shapes(a), HEAD):
             theirs[names.get_name(ours, try_suffixes=(".weight", ".bias"))] = ours
         return {theirs.get(name, name): tensor for name, tensor in tensors.items()}
+
+
+def _check_order(tensors: Iterable[Tensor], header: _Header, *, size: int) -> None:
+    """Refuse a gap: one whose kind or place was changed no longer ends where the next begins."""
+    expected = header.data_start
+    for tensor in sorted(tensors, key=lambda t: t.start):
+        if tensor.start != expected:
+            raise header.damaged(
+                f"the tensor at byte {tensor.start} was expected at {expected}, behind the last"
+            )
+        expected = header.aligned(tensor.stop)
+    if size > expected:
+        raise header.damaged(f"its tensors end at byte {expected}, the file at {size}")
 
 
 class _Header:
@@ -205,10 +221,14 @@ class _Header:
                 raise self.damaged(f"{name!r} has {dimensions} dimensions, or is there twice")
             shape = tuple(reversed(self._numbers(f"{dimensions}Q")))
             self.tensors[name] = (shape, *self._numbers("IQ"))
-        alignment = self.metadata.get("general.alignment", _ALIGNMENT)
-        if not isinstance(alignment, int) or alignment < 1:
-            raise self.damaged(f"its alignment is {alignment!r}")
-        self.data_start = -(-self._at // alignment) * alignment
+        self.alignment = self.metadata.get("general.alignment", _ALIGNMENT)
+        if not isinstance(self.alignment, int) or self.alignment < 1:
+            raise self.damaged(f"its alignment is {self.alignment!r}")
+        self.data_start = self.aligned(self._at)
+
+    def aligned(self, at: int) -> int:
+        """The next byte at which an array may start."""
+        return int(-(-at // self.alignment) * self.alignment)
 
     def damaged(self, why: str) -> ModelError:
         return ModelError(f"{self._path} is damaged: {why}", help=_COPY_AGAIN)
@@ -305,12 +325,17 @@ def _config(
 _CLASSES = {"llama": "Llama", "qwen2": "Qwen2", "qwen3": "Qwen3", "olmo2": "Olmo2"}
 
 
-def _with_halves_apart(array: Float32, heads: int) -> Float32:
+def _llama_order(name: str, array: Float32, a: Architecture) -> Float32:
     """Undo llama.cpp's order of a Llama's queries and keys: pairs side by side become two halves.
 
     Source:
         ``LlamaModel.permute`` of llama.cpp's ``convert_hf_to_gguf.py``, whose inverse this is.
     """
+    heads = {"q_proj": a.num_attention_heads, "k_proj": a.num_key_value_heads}.get(
+        name.split(".")[-2]
+    )
+    if heads is None:
+        return array
     pairs = array.reshape(heads, -1, 2, array.shape[-1])
     return np.ascontiguousarray(pairs.swapaxes(1, 2)).reshape(array.shape)
 

@@ -10,6 +10,7 @@ Source:
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import json
 import math
@@ -170,10 +171,13 @@ def mapped_bytes(path: Path) -> npt.NDArray[np.uint8]:
 
     Raises:
         ModelError: It cannot be read.
+        MemoryError: The process may not map so much.
     """
     try:
         if not path.stat().st_size:
             return np.zeros(0, dtype=np.uint8)
         return np.memmap(path, dtype=np.uint8, mode="r").view(np.ndarray)
     except OSError as error:
+        if error.errno == errno.ENOMEM:
+            raise MemoryError from error
         raise ModelError(f"cannot read {path}: {error.strerror or error}") from error

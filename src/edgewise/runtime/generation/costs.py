@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import bisect
+import dataclasses
 import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+import numpy as np
+
 from edgewise.errors import ConfigError
 from edgewise.model.decoding import KvPolicy
 from edgewise.predict import CostTable
+from edgewise.predict.state_costs import STATIC, StateCosts, UnitCosts
 from edgewise.runtime.generation.program import ProbeProgram, staged_decoder
 
 if TYPE_CHECKING:
@@ -72,6 +76,40 @@ class LanguageCosts:
             1.5
         """
         return 1.0 + self.growth_ratio * (length - self.length)
+
+    def under(self, kv: KvPolicy, costs: StateCosts) -> StateCosts:
+        """Costs in a state of the device under a KV policy.
+
+        Args:
+            kv: The policy.
+            costs: As predicted for ``propagate``; what heads cost without filling is taken to be
+                the same share of them in every state.
+        """
+        if self.table(kv) is self.propagate:
+            return costs
+        share = self.mask.head_s / np.maximum(self.propagate.head_s, 1e-12)
+        share = np.minimum(share, 1.0)  # what noise makes of a head that fills nothing
+        head_j = None if costs.head_j is None else costs.head_j * share
+        return dataclasses.replace(costs, head_s=costs.head_s * share, head_j=head_j)
+
+
+def in_state(table: CostTable, units: UnitCosts) -> CostTable:
+    """A table's single stages and heads as they are predicted for the device's present state."""
+    if units is STATIC:
+        return table
+    told = units.seconds
+    stages = [told.get(f"segment:{k}-{k + 1}", float(s)) for k, s in enumerate(table.stage_s)]
+    heads = [told.get(f"head:{k}", float(s)) for k, s in enumerate(table.head_s)]
+    return dataclasses.replace(
+        table, stage_s=np.array(stages), head_s=np.array(heads), segment_s={}
+    )
+
+
+def state_ratio(table: CostTable, units: UnitCosts) -> float:
+    """What full depth takes in the device's present state, relative to a table."""
+    last = table.num_exits - 1
+    whole_s = table.remaining_s(0, last)
+    return in_state(table, units).remaining_s(0, last) / whole_s if whole_s > 0 else 1.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -8,6 +8,8 @@ from dataclasses import dataclass
 
 from edgewise.errors import ConfigError
 
+_HALVINGS = 40
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DraftCosts:
@@ -76,8 +78,8 @@ def expected_speed_up(acceptance: float, drafts: int, costs: DraftCosts) -> floa
     return tokens * costs.cycle_s(0) / costs.cycle_s(drafts)
 
 
-def break_even_acceptance(costs: DraftCosts) -> float:
-    """The acceptance above which one draft a cycle pays: α F > what the draft adds.
+def break_even_acceptance(costs: DraftCosts, drafts: int = 1) -> float:
+    """The acceptance above which so many drafts a cycle pay: for one, α F > what the draft adds.
 
     A draft costs at least the early layers and its head once more, so that with rows that cost
     nothing to verify α must exceed (early + head) / full depth. Where each further row costs no
@@ -87,11 +89,21 @@ def break_even_acceptance(costs: DraftCosts) -> float:
         At least 0; above 1 where no acceptance will do.
 
     Example:
-        >>> costs = DraftCosts(early_s=4, draft_head_s=2, verify_s=(6, 6))
-        >>> round(break_even_acceptance(costs), 9)
-        0.6
+        >>> costs = DraftCosts(early_s=4, draft_head_s=2, verify_s=(6, 6, 6))
+        >>> round(break_even_acceptance(costs), 9), round(break_even_acceptance(costs, 2), 9)
+        (0.6, 0.704159458)
     """
-    return costs.cycle_s(1) / costs.cycle_s(0) - 1.0
+    more = costs.cycle_s(drafts) / costs.cycle_s(0) - 1.0
+    if drafts == 1 or more <= 0:
+        return max(0.0, more)
+    if more > drafts:
+        return math.inf
+    low, high = 0.0, 1.0
+    for _ in range(_HALVINGS):
+        middle = (low + high) / 2
+        pays = expected_tokens(middle, drafts) - 1.0 > more
+        low, high = (low, middle) if pays else (middle, high)
+    return high
 
 
 def best_drafts(
@@ -114,22 +126,23 @@ def best_drafts(
 
 
 class Acceptance:
-    """The chance that a draft is accepted, learnt as one goes; of one request.
+    """The chance that a draft is accepted, learnt as one goes.
 
-    Counts are forgotten slowly and a prior stays, so that a long time without drafts leads back to
-    the prior and drafting is tried again if that is worth it.
+    Counts are forgotten slowly and a prior stays.
 
     Args:
-        prior: Chance expected at first, 0 to 1: an exit's agreement on held-out text.
+        prior: Chance expected at first, 0 to 1: an exit's agreement on held-out text. ``None``
+            where nothing is known: then there is no estimate before as many drafts as ``weight``.
         weight: Drafts that the prior counts for.
         memory: Share of the counts kept from one cycle to the next, 0 to 1.
 
     Raises:
-        ConfigError: A chance or share outside 0 to 1, or a prior without weight.
+        ConfigError: A chance or share outside 0 to 1, or no weight.
     """
 
-    def __init__(self, prior: float, *, weight: float = 8.0, memory: float = 0.98) -> None:
-        if not 0 <= prior <= 1 or not 0 <= memory <= 1 or not 0 < weight < math.inf:
+    def __init__(self, prior: float | None, *, weight: float = 8.0, memory: float = 0.98) -> None:
+        known = 0.0 if prior is None else prior
+        if not 0 <= known <= 1 or not 0 <= memory <= 1 or not 0 < weight < math.inf:
             raise ConfigError(
                 f"expected a prior and a memory from 0 to 1 and a weight above 0, found {prior},"
                 f" {memory} and {weight}"
@@ -138,20 +151,33 @@ class Acceptance:
         self._accepted = self._tried = 0.0
 
     @property
-    def chance(self) -> float:
-        """The present estimate."""
+    def chance(self) -> float | None:
+        """The present estimate; ``None`` while nothing is known."""
+        if self._prior is None:
+            return self._accepted / self._tried if self._tried >= self._weight else None
         accepted = self._prior * self._weight + self._accepted
         return accepted / (self._weight + self._tried)
 
-    def observe(self, *, accepted: int, drafted: int) -> None:
+    @property
+    def hopeful(self) -> float:
+        """As good as it may well be: a standard error above; 1 while nothing is known."""
+        chance = self.chance
+        if chance is None:
+            return 1.0
+        count = self._tried + (0.0 if self._prior is None else self._weight)
+        # As if half a draft had held besides, so that a few failures are not taken for certainty.
+        chance = (chance * count + 0.5) / (count + 1.0)
+        return min(1.0, chance + math.sqrt(chance * (1.0 - chance) / count))
+
+    def observe(self, *, accepted: float, drafted: int) -> None:
         """Learn from a cycle; drafts behind the first refused one say nothing.
 
         Args:
-            accepted: How many were.
+            accepted: How many were; of a single draft also the chance that it was.
             drafted: How many there were; 0 for a token without drafts.
         """
         self._accepted = self._accepted * self._memory + accepted
-        self._tried = self._tried * self._memory + min(accepted + 1, drafted)
+        self._tried = self._tried * self._memory + min(math.floor(accepted) + 1, drafted)
 
 
 def speed_up_of_counts(accepted: Sequence[int], drafts: int, costs: DraftCosts) -> float:

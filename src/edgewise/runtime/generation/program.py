@@ -7,7 +7,7 @@ exits. A head's price is the answer there and what the KV policy asks for.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
@@ -163,6 +163,16 @@ class TokenProgram(Program):
         self.backend, self.threads, self.model = decoder.backend, decoder.threads, model
         self.segments = frozenset((k, k + 1) for k in range(len(decoder.exit_layers)))
         self._text, self._head = text, head
+
+    @property
+    def facts(self) -> Mapping[str, object]:
+        """What costs depend on and a staged model does not say, as JSON."""
+        decoder = self._text.decoder
+        return {
+            "precision": decoder.precision,
+            "head": self._head,
+            "exit_layers": list(decoder.exit_layers),
+        }
 
     def _make_context(self, batch: int) -> Context:  # noqa: ARG002 - a token is one
         return TokenContext(self._text, self._head)

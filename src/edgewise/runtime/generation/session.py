@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import threading
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal, Self
 
@@ -12,7 +13,13 @@ import numpy as np
 from edgewise.clock import MonotonicClock
 from edgewise.errors import ConfigError, Infeasible
 from edgewise.exits import Policy, PolicyInputs, make_policy
-from edgewise.runtime.generation.costs import LanguageCosts, RowCosts, measure_rows
+from edgewise.runtime.generation.costs import (
+    LanguageCosts,
+    RowCosts,
+    in_state,
+    measure_rows,
+)
+from edgewise.runtime.generation.drafters import DraftMemory
 from edgewise.runtime.generation.drawing import make_drawing
 from edgewise.runtime.generation.generation import Generation
 from edgewise.runtime.generation.pace import Window
@@ -36,6 +43,7 @@ if TYPE_CHECKING:
     from edgewise.device.state import StateSource
     from edgewise.model.decoding import KvPolicy
     from edgewise.predict import CostTable
+    from edgewise.predict.state_costs import StateCosts
 
 Messages = Sequence[Mapping[str, str]]
 Prompt = str | Sequence[int] | Messages
@@ -90,12 +98,28 @@ class LanguageSession:
         self.rows = rows or RowCosts.proportional(math.fsum(table.stage_s), float(table.head_s[-1]))
         self._measure = rows is None
         self._policy, self._options = policy, policy_options
-        self._settings: dict[str, Setting] = {
-            kv: self._setting(costs.table(kv)) for kv in ("propagate", "mask", "defer", "verify")
-        }
-        self._settings["full_depth"] = self._setting(costs.mask, policy="full_depth")
+        self._drafts = DraftMemory()
+        self._state_costs: StateCosts | None = None
+        self._lock = threading.Lock()
+        self._settings = {"propagate": self._made_setting(costs.propagate)}
 
-    def _setting(self, table: CostTable, *, policy: str | None = None) -> Setting:
+    def _setting(self, kv: KvPolicy | Literal["full_depth"]) -> Setting:
+        """What requests under a KV policy have in common; made when the first one comes.
+
+        Each has a policy to reprice, which would cost more than a token if all were.
+        """
+        with self._lock:
+            if kv not in self._settings:
+                if kv == "full_depth":
+                    made = self._made_setting(self.costs.mask, policy="full_depth")
+                else:
+                    made = self._made_setting(self.costs.table(kv))
+                    if self._state_costs is not None and made.policy is not self._policy:
+                        made.policy.reprice(self.costs.under(kv, self._state_costs))
+                self._settings[kv] = made
+            return self._settings[kv]
+
+    def _made_setting(self, table: CostTable, *, policy: str | None = None) -> Setting:
         known = [e.accuracy for e in self.model.exits]
         inputs = PolicyInputs(
             costs=table,
@@ -125,7 +149,25 @@ class LanguageSession:
 
     def policy(self, kv: KvPolicy = "propagate") -> Policy:
         """What decides under a KV policy."""
-        return self._settings[kv].policy
+        return self._setting(kv).policy
+
+    def reprice(self, costs: StateCosts) -> None:
+        """Take over what a token's units cost in a new state of the device; off the request path.
+
+        Growth with the text's length is kept.
+
+        Args:
+            costs: As predicted for the KV policy ``propagate`` after a text of the costs' length.
+        """
+        with self._lock:
+            self._state_costs = costs
+            used = list(self._settings.items())
+        if isinstance(self._policy, Policy):
+            self._policy.reprice(costs)  # one for all: heads with what ``propagate`` does
+            return
+        for kv, setting in used:
+            if kv != "full_depth":
+                setting.policy.reprice(self.costs.under(check_kv(kv), costs))
 
     def warm_up(self) -> float:
         """Run what requests will run, and measure what several tokens cost in one pass.
@@ -157,17 +199,20 @@ class LanguageSession:
         self.close()
 
     def floor_s(self, *, after: int = 1, kv: KvPolicy = "propagate") -> float:
-        """Median of a token at its soonest exit after some tokens: no budget below can be kept."""
+        """Median of a token at its soonest exit after some tokens: no budget below can be kept.
+
+        With a predictor, the median in the device's present state.
+        """
         if kv == "verify":
             return self.full_depth_s(after=after)
-        table = self.costs.table(kv)
+        table = in_state(self.costs.table(kv), self.policy(kv).unit_costs())
         soonest = min(table.remaining_s(0, k) for k in range(table.num_exits))
         return soonest * self.costs.factor(after)
 
     def full_depth_s(self, *, after: int = 1) -> float:
-        """Median of a token at full depth after some tokens."""
-        last = self.costs.mask.num_exits - 1
-        return self.costs.mask.remaining_s(0, last) * self.costs.factor(after)
+        """Median of a token at full depth after some tokens, as `floor_s`."""
+        table = in_state(self.costs.mask, self.policy().unit_costs())
+        return table.remaining_s(0, table.num_exits - 1) * self.costs.factor(after)
 
     def generate(  # noqa: PLR0913 - one keyword per choice a user may make
         self,
@@ -299,7 +344,7 @@ class LanguageSession:
             rng = np.random.default_rng((seed, i))
             drawing = make_drawing(temperature=temperature, top_p=top_p, rng=rng)
             text = self._text(prompt, most[i], kv)
-            setting = self._settings[kv]
+            setting = self._setting(kv)
             tokenizer = self.decoder.model.tokenizer
             stop_ids = frozenset() if tokenizer is None else tokenizer.stop_ids
             inputs = StepperInputs(
@@ -310,6 +355,8 @@ class LanguageSession:
                 drawing=drawing,
                 head=self.head,
                 stop_ids=stop_ids,
+                prompt=prompt,
+                memory=self._drafts,
             )
             streams.append(
                 Stream(
@@ -347,7 +394,7 @@ class LanguageSession:
 
     def full_depth(self, inputs: StepperInputs) -> RouterStepper:
         """A stepper that runs every token through all layers, whatever the budget: a baseline."""
-        setting = self._settings["full_depth"]
+        setting = self._setting("full_depth")
         return RouterStepper(dataclasses.replace(inputs, setting=setting))
 
     def _text(self, prompt: Sequence[int], max_tokens: int, kv: KvPolicy) -> TextState:

@@ -2,12 +2,13 @@
 
 The layers up to the exit run once for every token, drafted or not; their states at the exit are
 kept, and verification runs only the layers behind it, for all drafts in one call. What was refused
-is cropped from the cache, so that a cycle leaves behind what full depth would have.
+is cropped from the cache, so that a cycle leaves behind what full depth would have. Drafts that
+cost no layer, such as the text's own repetitions, are verified in the same way.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -136,11 +137,7 @@ def speculate(  # noqa: PLR0913 - each is one knob of a cycle
         )
     if sure > 0 and drawing.distribution is not None:
         raise ConfigError("drafting as long as the exit is sure is for greedy answers only")
-    if cache.left < 1:
-        raise ConfigError(
-            f"the cache of {cache.capacity} tokens is full", help="ask for a larger cache"
-        )
-    first = cache.length
+    _check_room(cache)
     with all_or_nothing(cache):
         draft = _draft(
             program,
@@ -156,17 +153,100 @@ def speculate(  # noqa: PLR0913 - each is one knob of a cycle
         states, start = draft.states, position
         if recompute:
             states, start = program.embed([token, *draft.tokens]), 0
-        last = len(program.exit_layers)
-        states = program.run_layers(states, cache, start=start, stop=last, first=first)
-        logits = program.logits(states, position=last)
-        tokens, accepted = _accept(draft, logits, drawing)
-        cache.length = first + len(logits)
-        cache.crop(first + accepted + 1)
+        return _verify(program, cache, draft, states, start=start, drawing=drawing, ends=stop_ids)
+
+
+def verify(  # noqa: PLR0913 - as speculate
+    program: DecoderProgram,
+    cache: KvCache,
+    token: int,
+    drafts: Sequence[int],
+    *,
+    drawing: Drawing = GREEDY,
+    stop_ids: Collection[int] = frozenset(),
+) -> Cycle:
+    """Verify drafts that came from elsewhere in one pass through all layers.
+
+    With sampling a draft counts as drawn from a distribution that has no other token.
+
+    Args:
+        program: The model.
+        cache: As for `speculate`.
+        token: As there.
+        drafts: What may follow; cut where the cache has no room, and behind a token that ends the
+            answer.
+        drawing: How tokens are drawn at full depth.
+        stop_ids: Tokens that end the answer.
+
+    Returns:
+        As `speculate`.
+
+    Raises:
+        ConfigError: No room for one more token.
+        BackendError: The runtime failed.
+    """
+    _check_room(cache)
+    tokens = list(drafts[: cache.left - 1])
     ends = next((i for i, t in enumerate(tokens) if t in stop_ids), len(tokens))
-    kept = tuple(tokens[: ends + 1])
-    if len(kept) < len(tokens):
-        cache.crop(first + len(kept))
-    return Cycle(tokens=kept, drafted=len(draft.tokens), accepted=accepted)
+    tokens = tokens[: ends + 1]
+    states = program.embed([token, *tokens])
+    draft = _Draft(tokens, states, [None] * len(tokens))
+    with all_or_nothing(cache):
+        return _verify(program, cache, draft, states, start=0, drawing=drawing, ends=stop_ids)
+
+
+def probe(  # noqa: PLR0913 - as speculate
+    program: DecoderProgram,
+    cache: KvCache,
+    token: int,
+    *,
+    position: int,
+    kind: HeadKind = "affine",
+    drawing: Drawing = GREEDY,
+) -> tuple[Cycle, float]:
+    """One token at full depth, and whether an exit on its way would have drafted it.
+
+    Costs the exit's head and nothing else.
+
+    Args:
+        program: The model.
+        cache: As for `speculate`.
+        token: As there.
+        position: Of the exit, before the last.
+        kind: Head that would draft.
+        drawing: As there.
+
+    Returns:
+        The token, and the chance that its draft would have been accepted: greedy, 0 or 1.
+
+    Raises:
+        ConfigError: No room for one more token.
+        BackendError: The runtime failed.
+    """
+    _check_room(cache)
+    with all_or_nothing(cache):
+        states = program.embed([token])
+        first, last = cache.length, len(program.exit_layers)
+        states = program.run_layers(states, cache, start=0, stop=position, first=first)
+        early = program.logits(states, position=position, kind=kind)
+        states = program.run_layers(states, cache, start=position, stop=last, first=first)
+        full = program.logits(states, position=last)
+        if drawing.distribution is None:
+            found = int(full[0].argmax())
+            chance = float(early[0].argmax() == found)
+        else:
+            early = early / np.float32(exit_temperature(program, position, kind))
+            p, q = (_chances(drawing.distribution, each)[0] for each in (full, early))
+            found, chance = drawing.draw(p), float(np.minimum(p, q).sum())
+        cache.length = first + 1
+    return Cycle(tokens=(found,), drafted=0, accepted=0), chance
+
+
+def _check_room(cache: KvCache) -> None:
+    if cache.left < 1:
+        raise ConfigError(
+            f"the cache of {cache.capacity} tokens is full", help="ask for a larger cache"
+        )
 
 
 @contextmanager
@@ -185,7 +265,29 @@ def all_or_nothing(cache: KvCache) -> Iterator[None]:
 class _Draft:
     tokens: list[int]
     states: Float32  # [d + 1, H] at the exit: of the token before the drafts, and of each
-    chances: list[Float64]  # q, each [V]; none when greedy
+    # q, each [V]; ``None`` for a draft that was not drawn, the only one it could have been.
+    chances: list[Float64 | None]
+
+
+def _verify(  # noqa: PLR0913 - as speculate
+    program: DecoderProgram,
+    cache: KvCache,
+    draft: _Draft,
+    states: Float32,
+    *,
+    start: int,
+    drawing: Drawing,
+    ends: Collection[int],
+) -> Cycle:
+    """Run the rest of the layers for all drafts and keep what full depth bears out."""
+    first, last = cache.length, len(program.exit_layers)
+    states = program.run_layers(states, cache, start=start, stop=last, first=first)
+    tokens, accepted = _accept(draft, program.logits(states, position=last), drawing)
+    end = next((i for i, t in enumerate(tokens) if t in ends), len(tokens))
+    kept = tuple(tokens[: end + 1])
+    cache.length = first + len(states)
+    cache.crop(first + len(kept))
+    return Cycle(tokens=kept, drafted=len(draft.tokens), accepted=accepted)
 
 
 def _draft(  # noqa: PLR0913 - as speculate
@@ -204,7 +306,7 @@ def _draft(  # noqa: PLR0913 - as speculate
     temperature = exit_temperature(program, position, kind)
     states: list[Float32] = []
     tokens: list[int] = []
-    chances: list[Float64] = []
+    chances: list[Float64 | None] = []
     while True:
         newest = program.embed([tokens[-1] if tokens else token])
         place = first + len(tokens)
@@ -218,8 +320,9 @@ def _draft(  # noqa: PLR0913 - as speculate
                 return _Draft(tokens, np.concatenate(states), chances)
             tokens.append(int(logits[0].argmax()))
         else:
-            chances.append(_chances(drawing.distribution, logits)[0])
-            tokens.append(drawing.draw(chances[-1]))
+            drawn_from = _chances(drawing.distribution, logits)[0]
+            chances.append(drawn_from)
+            tokens.append(drawing.draw(drawn_from))
 
 
 def exit_temperature(program: DecoderProgram, position: int, kind: HeadKind = "affine") -> float:
@@ -241,8 +344,10 @@ def _accept(draft: _Draft, logits: Float32, drawing: Drawing) -> tuple[list[int]
     chances = _chances(drawing.distribution, logits)
     for i, (token, q, p) in enumerate(zip(draft.tokens, draft.chances, chances, strict=False)):
         # Accept with min(1, p / q); the token was drawn from q, which is therefore above 0.
-        if drawing.rng.random() * q[token] >= p[token]:
-            rest = np.maximum(p - q, 0.0)
+        if drawing.rng.random() * (1.0 if q is None else q[token]) >= p[token]:
+            rest = p.copy() if q is None else np.maximum(p - q, 0.0)
+            if q is None:
+                rest[token] = 0.0
             # Where p = q but for rounding nothing is left, and p is as right.
             return [*draft.tokens[:i], drawing.draw(rest if rest.any() else p)], i
     return [*draft.tokens, drawing.draw(chances[len(draft.tokens)])], len(draft.tokens)

@@ -3,21 +3,33 @@
 from __future__ import annotations
 
 import dataclasses
-import math
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
+from edgewise.errors import ConfigError
 from edgewise.exits import Step
 from edgewise.runtime.executor import execute
-from edgewise.runtime.generation.drafting import (
-    Acceptance,
-    DraftCosts,
-    best_drafts,
-    expected_speed_up,
+from edgewise.runtime.generation.costs import state_ratio
+from edgewise.runtime.generation.drafters import (
+    Drafters,
+    DraftMemory,
+    Plan,
+    Repeats,
+    draft_costs,
+    draft_heads,
+    exit_drafters,
+    repeat_drafters,
 )
-from edgewise.runtime.generation.program import TokenProgram, agreement_at
-from edgewise.runtime.generation.speculation import Drawing, exit_temperature, speculate
+from edgewise.runtime.generation.program import TokenProgram
+from edgewise.runtime.generation.speculation import (
+    Cycle,
+    Drawing,
+    exit_temperature,
+    probe,
+    speculate,
+    verify,
+)
 from edgewise.units import format_duration
 
 if TYPE_CHECKING:
@@ -29,8 +41,7 @@ if TYPE_CHECKING:
     from edgewise.runtime.generation.state import TextState
     from edgewise.runtime.request import Setting
 
-_MOST_DRAFTS = 7
-_UNKNOWN_AGREEMENT = 0.3
+_SPARE_RATIO = 1.1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -68,6 +79,8 @@ class StepperInputs:
         drawing: How tokens are drawn.
         head: What answers at exits.
         stop_ids: Tokens that end the text.
+        prompt: Token ids; what follows may repeat them.
+        memory: What is known of drafts from other texts; ``None`` for nothing.
     """
 
     text: TextState
@@ -77,6 +90,8 @@ class StepperInputs:
     drawing: Drawing
     head: HeadKind
     stop_ids: Collection[int]
+    prompt: Sequence[int] = ()
+    memory: DraftMemory | None = None
 
 
 class Stepper(Protocol):
@@ -141,63 +156,117 @@ class RouterStepper:
 
 
 class VerifyStepper:
-    """Drafts at an exit as far as the time left allows and verifies at full depth: exact.
+    """Drafts as far as it pays and the time left allows, and verifies at full depth: exact.
 
-    The drafting exit is the one that the exits' held-out agreement makes fastest; how much is
-    drafted follows the acceptance seen, and may be nothing. Full depth is the floor.
+    Exits draft, and so does the text where it repeats itself. Each cycle takes the drafter, and as
+    many drafts, of which most tokens a second are expected from what cycles have cost and how often
+    drafts have held; where none pays, tokens run at full depth one at a time. How often drafts of
+    others would hold is then seen in passing: an exit is asked now and then for the token that full
+    depth is about to give, for a small share of the time; what the text would have drafted is
+    compared always.
+
+    Args:
+        inputs: Of the text.
+        layers: Exits that may draft, by how many layers have run; all before the last by default.
+        heads: That may draft: the short list where there is one, and the session's own, by default.
+        repeats: Whether the text itself may draft.
+        drafts: Always so many, of one exit and head; by default as many as pay.
+
+    Raises:
+        ConfigError: No such exit, no short list; a number of drafts of more than one exit and head,
+            or another than costs are known of.
     """
 
-    def __init__(self, inputs: StepperInputs) -> None:
-        self._inputs = inputs
-        self._text, self._policy = inputs.text, inputs.setting.policy
+    def __init__(
+        self,
+        inputs: StepperInputs,
+        *,
+        layers: Sequence[int] | None = None,
+        heads: Sequence[HeadKind] | None = None,
+        repeats: bool = True,
+        drafts: int | None = None,
+    ) -> None:
+        self._inputs, self._text, self._policy = inputs, inputs.text, inputs.setting.policy
         self._clock: Clock = inputs.setting.clock
-        decoder = inputs.text.decoder
-        self._last = len(decoder.exit_layers)
-        table = inputs.costs.table("verify")
-        self.position, self._cycle, prior = 0, draft_costs(table, inputs.rows, self._last), 0.0
-        best = 1.0
-        for position in range(1, self._last):
-            costs = draft_costs(table, inputs.rows, position)
-            known = agreement_at(decoder, decoder.exit_layers[position - 1])
-            chance = _UNKNOWN_AGREEMENT if known is None else known
-            speed_up = expected_speed_up(chance, best_drafts(chance, costs), costs)
-            if speed_up > best or not self.position:
-                best, prior = max(best, speed_up), chance
-                self.position, self._cycle = position, costs
-        self.acceptance = Acceptance(prior)
+        decoder, table = inputs.text.decoder, inputs.costs.table("verify")
+        memory = inputs.memory or DraftMemory()
+        self._whole = draft_costs(table, inputs.rows, 0, head_s=0.0)
+        exits = exit_drafters(
+            decoder,
+            table,
+            inputs.rows,
+            memory,
+            measured=inputs.head,
+            heads=draft_heads(decoder, inputs.head) if heads is None else heads,
+            layers=decoder.exit_layers[:-1] if layers is None else layers,
+            drafts=drafts,
+        )
+        if drafts is not None and not (len(exits) == 1 and 0 <= drafts <= self._whole.longest):
+            raise ConfigError(
+                f"expected 0 to {self._whole.longest} drafts of one exit and head, found {drafts}"
+                f" of {len(exits)}"
+            )
+        adapts = drafts is None
+        self._repeats = Repeats(inputs.prompt)
+        self._drafters = Drafters(
+            exits,
+            repeat_drafters(table, inputs.rows, memory) if repeats and adapts else {},
+            plain=memory.of(None),
+            whole=self._whole,
+            ask=adapts,
+        )
+
+    def follow(self, tokens: Sequence[int]) -> None:
+        """Tokens that another has added to the text."""
+        self._repeats.add(tokens)
 
     def step(self, token: int, *, since_s: float, due_s: float) -> Sequence[Decoded]:
         """Draft, verify and crop."""
+        return self._step(token, since_s=since_s, due_s=due_s) or ()
+
+    def step_if_drafted(
+        self, token: int, *, since_s: float, due_s: float
+    ) -> Sequence[Decoded] | None:
+        """The same, if the cycle fits the time left and is more than a token at full depth.
+
+        Returns:
+            ``None`` otherwise; nothing has then run.
+        """
+        return self._step(token, since_s=since_s, due_s=due_s, only_drafted=True)
+
+    def _step(
+        self, token: int, *, since_s: float, due_s: float, only_drafted: bool = False
+    ) -> Sequence[Decoded] | None:
         start_s = self._clock.now_s()
-        text, inputs, policy = self._text, self._inputs, self._policy
-        factor = inputs.costs.factor(text.length)
-        left_s = (due_s - start_s) / factor
-        whole_s = self._cycle.cycle_s(0)
-        margin = _margin(policy, inputs.costs.table("verify"))
-        feasible = whole_s * margin <= left_s
-        drafts = 0
-        if self.position:
-            drafts = best_drafts(self.acceptance.chance, self._cycle, left_s=left_s / margin)
-        cycle = speculate(
-            text.decoder,
-            text.cache,
-            token,
-            position=self.position or 1,
-            drafts=drafts,
-            kind=inputs.head,
-            drawing=inputs.drawing,
-            stop_ids=inputs.stop_ids,
-        )
+        inputs, policy, drafters = self._inputs, self._policy, self._drafters
+        if self._repeats.tokens[-1:] != [token]:
+            self._repeats.add([token])
+        table, units = inputs.costs.table("verify"), policy.unit_costs()
+        factor = inputs.costs.factor(self._text.length)
+        left_s = (due_s - start_s) / (factor * _margin(policy, table))
+        factor *= state_ratio(table, units)  # which the margin holds already
+        feasible = self._whole.cycle_s(0) <= left_s
+        plan = drafters.plan(self._repeats, left_s)
+        if only_drafted and not (feasible and (plan.drafts or plan.asked)):
+            return None
+        cycle, held = self._run(plan, token)
         observed_s = self._clock.now_s() - start_s
-        self.acceptance.observe(accepted=cycle.accepted, drafted=cycle.drafted)
-        predicted_s = self._cycle.cycle_s(cycle.drafted) * factor
-        step = Step(unit=f"cycle:{cycle.drafted}", predicted_s=predicted_s, observed_s=observed_s)
+        predicted_s = drafters.expected_s(plan, cycle.drafted) * factor
+        drafters.learn(plan, cycle, held=held, took_s=observed_s / factor)
+        self._repeats.add(cycle.tokens)
+        step = Step(
+            unit=f"cycle:{cycle.drafted}",
+            predicted_s=predicted_s,
+            observed_s=observed_s,
+            whole_s=units.whole_s,
+            regime=units.regime,
+        )
         policy.observe([step], met=start_s + observed_s <= due_s, feasible=feasible)
         reason = f"full depth; {cycle.accepted} of {cycle.drafted} drafts held"
         return [
             Decoded(
                 token=each,
-                exit_layer=text.decoder.depth,
+                exit_layer=self._text.decoder.depth,
                 feasible=feasible,
                 predicted_s=0.0 if i else policy.expected_s(predicted_s),
                 wait_s=0.0 if i else start_s - since_s,
@@ -207,37 +276,44 @@ class VerifyStepper:
             for i, each in enumerate(cycle.tokens)
         ]
 
-
-def draft_costs(table: CostTable, rows: RowCosts, position: int) -> DraftCosts:
-    """What a cycle costs that drafts at a position, from one token's table and rows' ratios.
-
-    Args:
-        table: Heads alone.
-        rows: Measured in one pass.
-        position: 1 to the number of exits.
-    """
-    last = len(table.stage_s)
-    rest_s = math.fsum(table.stage_s[position:])
-    head = rows.head(1)
-    head_ratios = [rows.head(m) / head if head > 0 else 1.0 for m in range(1, _MOST_DRAFTS + 2)]
-    return DraftCosts(
-        early_s=math.fsum(table.stage_s[:position]),
-        draft_head_s=float(table.head_s[position - 1]),
-        verify_s=tuple(
-            rest_s * rows.ratio(m) + float(table.head_s[last - 1]) * max(1.0, head_ratios[m - 1])
-            for m in range(1, _MOST_DRAFTS + 2)
-        ),
-    )
+    def _run(self, plan: Plan, token: int) -> tuple[Cycle, float | None]:
+        """Run a cycle; of the exit that was asked, also the chance that its draft held."""
+        decoder, cache = self._text.decoder, self._text.cache
+        drawing, stop_ids = self._inputs.drawing, self._inputs.stop_ids
+        way = plan.asked or plan.drafter
+        if way is None or way.exit is None:
+            drafts = plan.proposed[: plan.drafts]
+            return verify(decoder, cache, token, drafts, drawing=drawing, stop_ids=stop_ids), None
+        position, kind = way.exit
+        if plan.asked is not None:
+            return probe(decoder, cache, token, position=position, kind=kind, drawing=drawing)
+        cycle = speculate(
+            decoder,
+            cache,
+            token,
+            position=position,
+            drafts=plan.drafts,
+            kind=kind,
+            drawing=drawing,
+            stop_ids=stop_ids,
+        )
+        return cycle, None
 
 
 def _margin(policy: Policy, table: CostTable) -> float:
-    """How many times its median full depth is allowed for, as the router has learnt."""
+    """How many times its static median full depth is allowed for.
+
+    As the router has learnt; of a policy that learns no quantile what it expects in the present
+    state, and a tenth.
+    """
+    last = len(table.stage_s)
+    whole_s = table.remaining_s(0, last - 1)
     ways = getattr(policy, "table", None)
     if ways is None:
-        return 1.0
-    last = len(table.stage_s)
+        ratio = state_ratio(table, policy.unit_costs())
+        return _SPARE_RATIO * policy.expected_s(whole_s * ratio) / whole_s
     need_s = next((need for need, target in ways.ways[0] if target == last), None)
-    return 1.0 if need_s is None else max(1.0, need_s / table.remaining_s(0, last - 1))
+    return 1.0 if need_s is None else max(1.0, need_s / whole_s)
 
 
 def soonest_s(policy: Policy, median_s: float) -> float:

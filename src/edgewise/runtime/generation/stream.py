@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from edgewise.runtime.generation.costs import state_ratio
 from edgewise.runtime.generation.pace import Pace, Window
 from edgewise.runtime.generation.records import Finish, Late, Summary, Token
 from edgewise.runtime.generation.stepping import Decoded, Stepper, late_cause, soonest_s
 from edgewise.runtime.generation.wording import Wording
+from edgewise.units import format_duration
 
 if TYPE_CHECKING:
     from edgewise.clock import Clock
@@ -41,7 +44,8 @@ class StreamInputs:
         policy: Whose corrections predictions are raised by.
         costs: Of a token.
         rows: Of several tokens in one pass.
-        floor_s: Median of a token at its soonest exit, at the costs' length.
+        floor_s: Median of a token at its soonest exit, at the costs' length, in the device's state
+            when the text was asked for.
         clock: Tells time.
     """
 
@@ -134,8 +138,13 @@ class Stream:
         rows = min(rows, len(self._in.prompt) - 1 - self._length)
         if rows < 1:
             return 0.0
-        factor = self._in.costs.factor(self._length + rows // 2)
-        return self._in.policy.expected_s(self._in.rows.layers(rows) * factor)
+        return self._in.policy.expected_s(self._rows_s(rows, after=self._length))
+
+    def _rows_s(self, rows: int, *, after: int) -> float:
+        """Median of a piece of the prompt in the device's present state."""
+        inputs = self._in
+        slower = state_ratio(inputs.costs.mask, inputs.policy.unit_costs())
+        return inputs.rows.layers(rows) * inputs.costs.factor(after + rows // 2) * slower
 
     def read_prompt(self, *, most: int, until_s: float) -> None:
         """Run a piece of the prompt, the longest that is predicted to be done by an instant."""
@@ -237,7 +246,20 @@ class Stream:
         waited_for = "other texts" if not alone else "its caller"
         if first:
             waited_for = "the prompt" if alone else "the prompt and other texts"
+            budget_s, floor_s = self._in.ttft_budget_s, self._ttft_floor_s()
+            if budget_s < floor_s:
+                return (
+                    f"below the floor: prompt and soonest exit take {format_duration(floor_s)},"
+                    f" {format_duration(budget_s)} was given"
+                )
+            # Whatever left no exit enough time, it was not the budget.
+            decoded = dataclasses.replace(decoded, feasible=None)
         return late_cause(decoded, waited_for=waited_for)
+
+    def _ttft_floor_s(self) -> float:
+        prompt = len(self._in.prompt)
+        read_s = self._rows_s(prompt - 1, after=0) if prompt > 1 else 0.0
+        return read_s + self._in.floor_s * self._in.costs.factor(prompt)
 
     def pause(self, duration_s: float) -> None:
         """Leave out a time during which nobody asked for a token."""
@@ -261,7 +283,6 @@ class Stream:
         ttft_s, total = self._ttft_s, sum(k * n for k, n in self._layers.items())
         prompt = len(inputs.prompt)
         floor_s = inputs.floor_s * inputs.costs.factor(prompt)
-        read_s = inputs.rows.layers(prompt - 1) if prompt > 1 else 0.0
         return Summary(
             stream=self.index,
             text="".join(self._words),
@@ -271,7 +292,7 @@ class Stream:
             ttft_s=ttft_s,
             ttft_budget_s=inputs.ttft_budget_s if ttft_limited else None,
             ttft_met=None if ttft_s is None or not ttft_limited else ttft_s <= inputs.ttft_budget_s,
-            ttft_floor_s=read_s * inputs.costs.factor(prompt // 2) + floor_s,
+            ttft_floor_s=self._ttft_floor_s(),
             tpot_s=None
             if ttft_s is None or after < 1
             else (self._pace.last_s - self._arrival_s - ttft_s) / after,

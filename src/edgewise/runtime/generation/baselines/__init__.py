@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from edgewise.errors import ConfigError, nearest_names
 from edgewise.runtime.generation.baselines.confident import Calm, LayerWise
+from edgewise.runtime.generation.baselines.gated import Gated
 from edgewise.runtime.generation.baselines.probability_shift import edgewise_psf, specee
 from edgewise.runtime.generation.baselines.routed import edgewise, fixed_exit, full_depth
 from edgewise.runtime.generation.baselines.speculative import (
@@ -32,6 +33,7 @@ BASELINES: Mapping[str, Callable[..., Stepper]] = {
     "edgewise": edgewise,
     "edgewise+speculation": EdgewiseSpeculation,
     "edgewise+psf": edgewise_psf,
+    "edgewise+gate": Gated,
 }
 
 

@@ -12,9 +12,8 @@ from edgewise.errors import ConfigError
 from edgewise.exits import Policy
 from edgewise.exits.shift import LayerSchedule, ShiftPredictor, top_candidates
 from edgewise.runtime.generation.baselines.routed import policy_of, position_of
-from edgewise.runtime.generation.baselines.walk import Walk
+from edgewise.runtime.generation.baselines.walk import Walk, walk_until
 from edgewise.runtime.generation.shift import Shift
-from edgewise.runtime.generation.speculation import all_or_nothing
 
 if TYPE_CHECKING:
     from edgewise.runtime.generation.stepping import Decoded, StepperInputs
@@ -57,44 +56,30 @@ class ProbabilityShift:
 
     def step(self, token: int, *, since_s: float, due_s: float) -> Sequence[Decoded]:
         """One token."""
-        clock, factor = self._inputs.setting.clock, self._inputs.costs.factor
-        policy = self._policy.begin()
-        left_s = (due_s - clock.now_s()) / factor(self._inputs.text.length)
-        feasible = policy.feasible(left_s)
-        with all_or_nothing(self._inputs.text.cache):
-            walk = Walk(self._inputs, token, since_s=since_s)
-            answer, reason = self._walk(walk, policy, due_s)
-            # A head that has run here already is not run again.
-            answer = walk.logits() if answer is None else answer
-            found = walk.leave(answer, reason, feasible=feasible)
-        if not walk.last:
-            self.schedule.observe(walk.layer)
-        policy.observe(walk.steps, met=clock.now_s() <= due_s, feasible=feasible)
-        return found
-
-    def _walk(self, walk: Walk, policy: Policy, due_s: float) -> tuple[Float32 | None, str]:
-        """Go as far as the token goes; the answer there, if a head has run, and why."""
         active = self.schedule.active()
-        stops = [p for p, k in enumerate(self._layers, 1) if p == self._draft or k in active]
         shift: Shift | None = None
-        answer: Float32 | None = None
-        while True:
-            action = walk.decide(policy, due_s)
-            # Text cannot go on without a token: even a hopeless one gets the first exit's.
-            action = action if walk.position else max(action, 1)
-            if action <= walk.position:
-                return answer, policy.explain(walk.position - 1)
-            walk.run(min([action, *(p for p in stops if p > walk.position)]))
-            answer = None
+
+        def look(walk: Walk) -> tuple[Float32 | None, str]:
+            nonlocal shift
             if walk.position == self._draft:
                 answer = walk.logits()
                 shift = Shift(self._inputs.text.decoder, self._predictor, top_candidates(answer))
-            elif shift is not None and walk.layer in active:
+                return answer, ""
+            if shift is not None and walk.layer in active:
                 chance = shift.chance(walk.state[0], position=walk.position)
                 if chance > self._threshold:
                     answer = walk.logits()
-                    if shift.holds(int(answer.argmax())):
-                        return answer, f"probabilities say with {chance:.2f} that it stands"
+                    holds = shift.holds(int(answer.argmax()))
+                    said = f"probabilities say with {chance:.2f} that it stands"
+                    return answer, said if holds else ""
+            return None, ""
+
+        walk, found = walk_until(
+            self._inputs, self._policy, token, since_s=since_s, due_s=due_s, look=look
+        )
+        if not walk.last:
+            self.schedule.observe(walk.layer)
+        return found
 
 
 def specee(

@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from edgewise.errors import ConfigError
 from edgewise.exits import Step
 from edgewise.runtime.generation.baselines.routed import position_of
+from edgewise.runtime.generation.drafters import draft_costs
 from edgewise.runtime.generation.speculation import speculate
 from edgewise.runtime.generation.stepping import (
     Decoded,
     RouterStepper,
     VerifyStepper,
-    draft_costs,
 )
 
 if TYPE_CHECKING:
@@ -78,32 +77,34 @@ class LayerSkip:
         ]
 
 
-def speculation(inputs: StepperInputs) -> VerifyStepper:
-    """As many drafts as pay and fit, verified with reuse: never a token that was not verified."""
-    return VerifyStepper(inputs)
-
-
-class EdgewiseSpeculation:
-    """Verified tokens where they fit the deadline, else the deepest exit that does.
+def speculation(inputs: StepperInputs, **options: Any) -> VerifyStepper:
+    """As many drafts as pay and fit, verified with reuse: never a token that was not verified.
 
     Args:
         inputs: Of the text.
-        margin_ratio: A token at full depth must fit at this many times its expected cost.
+        options: As `VerifyStepper` takes them.
+    """
+    return VerifyStepper(inputs, **options)
+
+
+class EdgewiseSpeculation:
+    """Drafts and verifies where a whole cycle fits the deadline; else the router decides.
+
+    The router goes to full depth too where that fits, and can leave where units take longer than
+    was predicted, which a cycle cannot.
+
+    Args:
+        inputs: Of the text.
     """
 
-    def __init__(self, inputs: StepperInputs, *, margin_ratio: float = 1.1) -> None:
-        if not 1 <= margin_ratio < math.inf:
-            raise ConfigError(f"expected a margin of at least 1, found {margin_ratio}")
-        self._inputs, self._margin_ratio = inputs, margin_ratio
+    def __init__(self, inputs: StepperInputs) -> None:
         self._exact, self._router = VerifyStepper(inputs), RouterStepper(inputs)
-        table = inputs.costs.table("verify")
-        self._whole_s = table.remaining_s(0, table.num_exits - 1)
 
     def step(self, token: int, *, since_s: float, due_s: float) -> Sequence[Decoded]:
         """One token, or as many as were verified together."""
-        inputs = self._inputs
-        left_s = due_s - inputs.setting.clock.now_s()
-        whole_s = self._whole_s * inputs.costs.factor(inputs.text.length)
-        fits = inputs.setting.policy.expected_s(whole_s) * self._margin_ratio <= left_s
-        way = self._exact if fits else self._router
-        return way.step(token, since_s=since_s, due_s=due_s)
+        verified = self._exact.step_if_drafted(token, since_s=since_s, due_s=due_s)
+        if verified is not None:
+            return verified
+        decoded = self._router.step(token, since_s=since_s, due_s=due_s)
+        self._exact.follow([each.token for each in decoded])
+        return decoded
