@@ -184,15 +184,22 @@ def test_an_energy_budget_without_predicted_energy_is_refused(model: Any, store:
             )
 
 
-def test_a_failed_start_leaves_no_thread(
+def test_a_start_for_which_memory_runs_out_says_so_and_leaves_no_thread(
     model: Any, store: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def fail(*_: object) -> None:
         raise MemoryError
 
     monkeypatch.setattr("edgewise.runtime.generation.LanguageSession.warm_up", fail)
-    with pytest.raises(MemoryError):
+    with pytest.raises(ModelError, match="does not fit into the memory that is free") as told:
         edgewise.load_language(
             model, exits=exits_of(model), predictor=predictor_of(model), store=store
         )
+    assert told.value.__context__ is None
     assert not watching()
+
+
+def test_full_depth_is_no_exit_that_one_may_name(model: Any, store: Path) -> None:
+    depth = model.architecture.num_hidden_layers
+    with pytest.raises(ConfigError, match=f"1 to {depth - 1} layers, found {depth}"):
+        edgewise.load_language(model, exit_layers=(1, depth), store=store)

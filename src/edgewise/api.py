@@ -18,6 +18,7 @@ from edgewise.exits import check_policy_name
 from edgewise.frontends.checkpoint import load_model
 from edgewise.frontends.language import load_language_model
 from edgewise.frontends.language.exits_file import find_exits, load_exits
+from edgewise.frontends.language.folder import out_of_memory
 from edgewise.model.decoding import LanguageExits
 from edgewise.predict import CostTable
 from edgewise.predict.fitted import FittedPredictor
@@ -142,7 +143,8 @@ def load_language(  # noqa: PLR0913 - one keyword per choice a user may make
 
     Raises:
         ConfigError: No such model, policy or exit, or an argument out of range.
-        ModelError: A model that is not supported or damaged; exits of other weights.
+        ModelError: A model that is not supported, damaged, or larger than the memory that is free;
+            exits of other weights.
         CheckpointError: The file of exits is missing or damaged.
         BackendUnavailable: The backend is unknown or not installed.
         OpUnsupported: The backend cannot have this precision.
@@ -153,29 +155,34 @@ def load_language(  # noqa: PLR0913 - one keyword per choice a user may make
     if isinstance(policy, str):
         check_policy_name(policy)  # before anything slow
     watching = _predictor_of(predictor, policy_options)
-    decoder = open_decoder(
-        model,
-        backend=backend,
-        precision=precision,
-        threads=threads,
-        exit_layers=exit_layers,
-        exits=exits,
-    )
-    outline = TokenProgram(
-        TextState(decoder, 1), model=staged_decoder(decoder, head=head), head=head
-    )
-    repricer, monitor = _watch(watching, outline)
-    costs = language_costs_of(
-        decoder, head=head, profile=profile, store=store, on_progress=on_progress
-    )
-    session = LanguageSession(
-        decoder, costs, policy=policy, head=head, clock=clock, source=monitor, **policy_options
-    )
-    session.warm_up()
-    if repricer is not None and monitor is not None:
-        repricer.add(session)
-        monitor.start()
-    return session
+    try:
+        decoder = open_decoder(
+            model,
+            backend=backend,
+            precision=precision,
+            threads=threads,
+            exit_layers=exit_layers,
+            exits=exits,
+        )
+        outline = TokenProgram(
+            TextState(decoder, 1), model=staged_decoder(decoder, head=head), head=head
+        )
+        repricer, monitor = _watch(watching, outline)
+        costs = language_costs_of(
+            decoder, head=head, profile=profile, store=store, on_progress=on_progress
+        )
+        session = LanguageSession(
+            decoder, costs, policy=policy, head=head, clock=clock, source=monitor, **policy_options
+        )
+        session.warm_up()
+        if repricer is not None and monitor is not None:
+            repricer.add(session)
+            monitor.start()
+    except MemoryError:
+        pass  # raised below: as its context it would keep alive what was loaded
+    else:
+        return session
+    raise out_of_memory(str(model) if isinstance(model, str | Path) else model.name)
 
 
 def open_decoder(  # noqa: PLR0913 - as load_language
@@ -194,8 +201,14 @@ def open_decoder(  # noqa: PLR0913 - as load_language
     """
     loaded = load_language_model(model) if isinstance(model, str | Path) else model
     fitted = _exits_of(loaded, exits)
+    depth = loaded.architecture.num_hidden_layers
     if exit_layers is None:
         exit_layers = _spread(() if fitted is None else sorted(fitted.affine))
+    elif wrong := [k for k in exit_layers if not 1 <= k < depth]:
+        raise ConfigError(
+            f"expected exits after 1 to {depth - 1} layers, found {', '.join(map(str, wrong))}",
+            help="full depth always answers, and is not named",
+        )
     return load_decoder(
         loaded,
         backend,

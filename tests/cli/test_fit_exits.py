@@ -63,7 +63,7 @@ def test_exits_are_saved_where_generate_looks_and_shown_as_a_table(
     digest = load_language_model(folder).digest
     exits = load_exits(exits_path(digest), digest=digest)
     out = capsys.readouterr().out
-    assert list(exits.affine) == [2, 3]
+    assert list(exits.affine) == [1, 2, 3]
     assert exits.shortlist is not None
     assert len(exits.shortlist) == 20
     assert "text.txt: 256 tokens, 64 more" in exits.fitted_on
@@ -114,6 +114,6 @@ def test_a_folder_in_the_way_is_told_before_the_work(
 
 
 def test_layers_are_numbers_each_once() -> None:
-    assert parse_layers(None, depth=30) == (12, 18, 24, 27, 29)
+    assert parse_layers(None, depth=30) == (6, 12, 18, 24, 27, 29)
     with pytest.raises(ConfigError, match="as 12,24 or all"):
         parse_layers("12;24", depth=30)

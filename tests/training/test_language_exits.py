@@ -294,7 +294,7 @@ def test_the_short_list_counts_fitted_text_only(fitted: FittedExits) -> None:
 
 
 def test_default_exits_are_later_layers() -> None:
-    assert default_exit_layers(30) == (12, 18, 24, 27, 29)
+    assert default_exit_layers(30) == (6, 12, 18, 24, 27, 29)
     assert default_exit_layers(1) == ()
     check_affine_layers(default_exit_layers(16), depth=16)
 

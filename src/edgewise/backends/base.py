@@ -70,14 +70,17 @@ def import_runtime(module: str, *, backend: str, extra: str, said: str | None = 
         said: What to call the package; its module's name by default.
 
     Raises:
-        BackendUnavailable: It is not installed.
+        BackendUnavailable: It is not installed, or cannot be loaded.
     """
+    needs = f"backend {backend!r} needs {said or module}, which"
+    install = f"pip install 'edgewise[{extra}]'"
     try:
         return importlib.import_module(module)
-    except ImportError as error:
+    except ModuleNotFoundError as error:
+        raise BackendUnavailable(f"{needs} is not installed ({error})", help=install) from error
+    except (ImportError, OSError, SystemError) as error:  # the last where memory ran out
         raise BackendUnavailable(
-            f"backend {backend!r} needs {said or module}, which is not installed ({error})",
-            help=f"pip install 'edgewise[{extra}]'",
+            f"{needs} cannot be loaded: {error}", help=f"free memory, or install it anew: {install}"
         ) from error
 
 

@@ -50,7 +50,7 @@ FULL = "full-depth"
 _EQUAL = 0.01
 _WANTED = (3, 6, 12, 18, 24, 27, 29)
 _ENOUGH = 4
-_TARGET_DSR = 0.99  # the router's aim; what is reached scatters around it
+_TARGET_DSR = 0.995  # the router's aim; what is reached scatters around it
 _OURS = "edgewise"
 
 

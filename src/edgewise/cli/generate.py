@@ -196,6 +196,8 @@ def _stepper(gate: float | None, *, exact: bool) -> MakeStepper | None:
 def _prompt(prompt: str | None, path: Path | None) -> str:
     if (prompt is None) == (path is None):
         raise ConfigError("expected either --prompt or --prompt-file", help="--prompt 'Once upon'")
+    if prompt == "":
+        raise ConfigError("the prompt is empty", help="give at least one word")
     if path is None:
         return prompt or ""
     try:

@@ -46,7 +46,7 @@ def choice(*exits: Drafter, repeats: dict[int, Drafter] | None = None) -> Drafte
 
 def follow(drafters: Drafters, rng: np.random.Generator, chance: float, cycles: int) -> list[str]:
     """Plan and learn while drafts hold with a chance and cycles cost what was predicted."""
-    done: list[int] = []
+    done = []
     for _ in range(cycles):
         plan = drafters.plan(Repeats([1, 2, 3]), np.inf)
         accepted = int(np.logical_and.accumulate(rng.random(plan.drafts) < chance).sum())
@@ -91,7 +91,7 @@ def test_a_drafter_whose_cycles_take_longer_than_predicted_stops_and_is_tried_ag
     memory = DraftMemory()
     one = drafter(memory, 0.4)
     drafters = choice(one)
-    done = []
+    done: list[int] = []
     for _ in range(200):
         plan = drafters.plan(Repeats([1]), np.inf)
         accepted = len(done) % 5 in {0, 1} and plan.drafts > 0

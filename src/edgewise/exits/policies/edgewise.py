@@ -27,6 +27,7 @@ def make(  # noqa: PLR0913 - each is one knob
     *,
     target_dsr: float = 0.98,
     window: int = 512,
+    requests: int = 48,
     gain: float = 1.0,
     on_infeasible: OnInfeasible = "run_anyway",
     save: str | None = None,
@@ -39,6 +40,7 @@ def make(  # noqa: PLR0913 - each is one knob
         target_dsr: Share of feasible requests to answer in time: the quantile of recent residuals
             that predictions are raised to starts here and is adapted to reach it.
         window: How many recent units the residuals come from.
+        requests: And of how many recent requests at most.
         gain: How fast the quantile is adapted; 0 keeps it where it starts.
         on_infeasible: What a request gets whose budget not even the soonest exit can meet.
         save: ``"energy"`` leaves early when an answer is surely right although time remains.
@@ -63,6 +65,7 @@ def make(  # noqa: PLR0913 - each is one knob
         inputs,
         target_dsr=target_dsr,
         window=window,
+        requests=requests,
         gain=gain,
         on_infeasible=on_infeasible,
         energy_budget_j=energy_budget_j,
@@ -95,6 +98,7 @@ class Edgewise(Policy):
         *,
         target_dsr: float,
         window: int,
+        requests: int,
         gain: float,
         on_infeasible: OnInfeasible,
         energy_budget_j: float | None = None,
@@ -108,7 +112,7 @@ class Edgewise(Policy):
                 horizons_s,
                 level=target_dsr,
                 size=window if regime == "steady" else 2 * window,
-                max_groups=48 if regime == "steady" else 160,
+                max_groups=requests if regime == "steady" else max(160, requests),
             )
             for regime in REGIMES
         }

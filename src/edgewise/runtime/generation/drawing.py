@@ -25,6 +25,9 @@ def make_drawing(*, temperature: float, top_p: float, rng: np.random.Generator) 
     Raises:
         ConfigError: A temperature that is negative or not finite, or a chance outside 0 to 1.
     """
+    for name, value in (("temperature", temperature), ("top-p", top_p)):
+        if isinstance(value, bool) or not isinstance(value, int | float):
+            raise ConfigError(f"expected a number as {name}, found {value!r}")
     if not 0 <= temperature < math.inf:
         raise ConfigError(
             f"expected a temperature of at least 0, found {temperature}",

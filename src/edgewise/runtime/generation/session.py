@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import operator
 import threading
-from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Literal, Self
+from collections.abc import Collection, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Literal, Self, get_args
 
 import numpy as np
 
 from edgewise.clock import MonotonicClock
-from edgewise.errors import ConfigError, Infeasible
+from edgewise.errors import ConfigError, Infeasible, nearest_names
 from edgewise.exits import Policy, PolicyInputs, make_policy
 from edgewise.runtime.generation.costs import (
     LanguageCosts,
@@ -333,6 +334,7 @@ class LanguageSession:
             As `generate`, and ConfigError for no prompt or another number of budgets.
         """
         kv = "verify" if exact else check_kv(kv)
+        _check_options(stop, seed, on_infeasible)
         ids = [self._prompt(prompt, chat=chat) for prompt in prompts]
         if not ids:
             raise ConfigError("expected at least one prompt, found none")
@@ -412,6 +414,11 @@ class LanguageSession:
     def _prompt(self, prompt: Prompt, *, chat: bool) -> list[int]:
         tokenizer = self.decoder.model.tokenizer
         empty = ConfigError("the prompt is empty", help="give at least one word, or a token id")
+        if not isinstance(prompt, Collection):
+            raise ConfigError(
+                f"expected a prompt, found {prompt!r}",
+                help="give text, token ids, or messages with a role and content",
+            )
         if not len(prompt):
             raise empty
         if isinstance(prompt, str) or isinstance(prompt[0], Mapping):
@@ -426,7 +433,7 @@ class LanguageSession:
                 said = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else prompt
                 ids = tokenizer.chat(said)  # type: ignore[arg-type]  # no ids: the first is none
         else:
-            ids = [int(i) for i in prompt]  # type: ignore[arg-type]  # as above
+            ids = _whole(prompt)
         size = self.decoder.model.architecture.vocab_size
         wrong = next((i for i in ids if not 0 <= i < size), None)
         if wrong is not None:
@@ -460,8 +467,27 @@ class LanguageSession:
                 )
 
 
+def _whole(ids: Sequence[Any]) -> list[int]:
+    try:
+        return [operator.index(i) for i in ids]
+    except TypeError:
+        raise ConfigError(f"expected token ids, found {ids!r:.80}") from None
+
+
+def _check_options(stop: Any, seed: Any, on_infeasible: str) -> None:
+    if isinstance(stop, str) or not all(isinstance(text, str) for text in stop):
+        raise ConfigError(f"expected a list of stop strings, found {stop!r}")
+    if isinstance(seed, bool) or not isinstance(seed, int) or seed < 0:
+        raise ConfigError(f"expected a seed from 0 on, found {seed!r}")
+    if on_infeasible not in get_args(OnInfeasible):
+        raise ConfigError(
+            f"unknown outcome {on_infeasible!r} for a budget that no exit can meet",
+            help=nearest_names(str(on_infeasible), get_args(OnInfeasible)),
+        )
+
+
 def _each(value: Any, count: int, what: str) -> list[Any]:
-    if value is None or isinstance(value, int | float):
+    if value is None or isinstance(value, int | float | str):
         return [value] * count
     if len(value) != count:
         raise ConfigError(
