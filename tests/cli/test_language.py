@@ -110,7 +110,7 @@ def test_people_read_the_table_and_that_no_exits_are_fitted(
         (["profile", "FOLDER", "--batch", "2"], 2, "--batch has no meaning for a language model"),
         (["profile", "FOLDER", "--backend", "openvino"], 4, "no backend 'openvino' runs language"),
         (["profile", "FOLDER", "--precision", "int8"], 4, "no weights of int8"),
-        (["profile", "FOLDER", "--exits", "7"], 2, "exits after 1 to 4"),
+        (["profile", "FOLDER", "--exits", "7"], 2, "exits after 1 to 3"),
         (["profile", "FOLDER", "--threads", "0"], 2, "at least one thread"),
         (["profile", "FOLDER", "--segments", "--precision", "int8"], 2, "--precision has no"),
         (["profile", "fashion-lite0", "--precision", "int8"], 2, "without a language model"),
