@@ -143,5 +143,5 @@ def _flat(value: Any, path: str = "") -> list[tuple[str, str]]:
         return [(path, "–")]
     if isinstance(value, bool) or not isinstance(value, int | float):
         return []
-    seconds = any(part.endswith("_s") for part in path.split("."))
+    seconds = any(p.endswith("_s") and not p.endswith("_per_s") for p in path.split("."))
     return [(path, format_duration(value) if seconds else f"{value:.3g}")]
