@@ -56,7 +56,7 @@ from edgewise.frontends.language import load_language_model
 from edgewise.frontends.language.exits_file import find_exits
 from edgewise.predict.fitting import fit_kind
 from edgewise.report.chart import Chart, Series
-from edgewise.reproduce._simulated import PREDICTOR, TITLES, Clocks
+from edgewise.reproduce._simulated import DEVICES, PREDICTOR, TITLES, Clocks
 from edgewise.reproduce.registry import Figure, Setup, Verdict
 from edgewise.runtime.generation.baselines import make_baseline
 from edgewise.runtime.generation.drafters import draft_costs
@@ -84,6 +84,7 @@ Int64 = npt.NDArray[np.int64]
 MODEL = "smollm2-135m"
 STATIC_DEADLINE_S, DVFS_DEADLINE_S = 0.070, 0.118
 _LAYERS = 16
+_CLOCKS_SAID: Mapping[Clocks, str] = {"static": "highest clocks", "dvfs": "down-up DVFS"}
 _WINDOW = 256  # as `edgewise fit-exits` cuts text: its last tenth was not fitted on
 _PROMPT_TOKENS = 32
 _SHIFT_WINDOW = 128
@@ -604,6 +605,59 @@ class LanguagePlayer:
             )
             rows[way.name] = BoardRow.of(row, played)
         return rows
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OnBoards:
+    """All ways on each board, as a reproduction shows them.
+
+    Attributes:
+        figures: Full depth's time, then each way's rows.
+        verdicts: Of each board.
+        charts: One for each.
+        details: All rows, by device.
+    """
+
+    figures: list[Figure] = field(default_factory=list)
+    verdicts: list[Verdict] = field(default_factory=list)
+    charts: list[Chart] = field(default_factory=list)
+    details: dict[str, Any] = field(default_factory=dict)
+
+
+def play_on_boards(  # noqa: PLR0913 - a claim's whole circumstances
+    case: LanguageCase,
+    setup: Setup,
+    *,
+    clocks: Clocks,
+    budget_s: float,
+    full_depth: Callable[[LanguagePlayer], Figure],
+    judge: Callable[[str, Mapping[str, BoardRow]], list[Verdict]],
+    paper_dsr: Mapping[tuple[str, str], float] | None = None,
+) -> OnBoards:
+    """Play all ways of a case on each board.
+
+    Args:
+        case: Whose texts.
+        setup: ``quick``: one board; ``seed``.
+        clocks: What they do.
+        budget_s: Per token.
+        full_depth: What full depth takes, as a figure.
+        judge: Makes verdicts of a board's title and rows.
+        paper_dsr: By device and way, percent.
+    """
+    found = OnBoards()
+    for device in DEVICES[:1] if setup.quick else DEVICES:
+        board = Board(name=device, clocks=clocks, budget_s=budget_s, seed=setup.seed)
+        player = LanguagePlayer(case, board)
+        found.figures.append(full_depth(player))
+        rows = player.compare(ways(clocks).values(), setup.say)
+        for name, row in rows.items():
+            paper = (paper_dsr or {}).get((device, name))
+            found.figures.extend(row_figures(f"{board.title}, {name}", row, paper_dsr=paper))
+        found.verdicts.extend(judge(board.title, rows))
+        found.charts.append(bars(f"{board.title}, {_CLOCKS_SAID[clocks]}", rows))
+        found.details[device] = as_json(rows)
+    return found
 
 
 def row_figures(title: str, found: BoardRow, *, paper_dsr: float | None = None) -> list[Figure]:

@@ -3,11 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
 
-from edgewise.report.chart import Chart
 from edgewise.reproduce import _language as lm
-from edgewise.reproduce._simulated import DEVICES
 from edgewise.reproduce.registry import Figure, Reproduction, Setup, Verdict
 from edgewise.units import format_duration
 
@@ -27,31 +24,14 @@ def run(setup: Setup) -> Reproduction:
 
 def reproduce(case: lm.LanguageCase, setup: Setup) -> Reproduction:
     """Play all ways of a case on each device."""
-    figures: list[Figure] = []
-    verdicts: list[Verdict] = []
-    charts: list[Chart] = []
-    details: dict[str, Any] = {}
-    for device in DEVICES[:1] if setup.quick else DEVICES:
-        board = lm.Board(
-            name=device, clocks="static", budget_s=lm.STATIC_DEADLINE_S, seed=setup.seed
-        )
-        player = lm.LanguagePlayer(case, board)
-        figures.append(
-            Figure(
-                name=f"{board.title}: full depth, the deadline",
-                unit="s",
-                paper=lm.STATIC_DEADLINE_S,
-                ours=player.full_depth_s(),
-                provenance="simulated",
-                note="without noise; the paper's is the deadline here",
-            )
-        )
-        rows = player.compare(lm.ways("static").values(), setup.say)
-        for name, row in rows.items():
-            figures += lm.row_figures(f"{board.title}, {name}", row)
-        verdicts += judge(board.title, rows)
-        charts.append(lm.bars(f"{board.title}, highest clocks", rows))
-        details[device] = lm.as_json(rows)
+    found = lm.play_on_boards(
+        case,
+        setup,
+        clocks="static",
+        budget_s=lm.STATIC_DEADLINE_S,
+        full_depth=_full_depth,
+        judge=judge,
+    )
     return Reproduction(
         title=TITLE,
         source="UniExit, Figure 6 and sections 7.1 and 7.2",
@@ -63,11 +43,22 @@ def reproduce(case: lm.LanguageCase, setup: Setup) -> Reproduction:
             ),
             deadline=f"{format_duration(lm.STATIC_DEADLINE_S)} between two tokens, the paper's",
         ),
-        figures=tuple(figures),
-        verdicts=tuple(verdicts),
+        figures=tuple(found.figures),
+        verdicts=tuple(found.verdicts),
         notes=(*case.notes, *lm.NOTES),
-        charts=tuple(charts),
-        details=details,
+        charts=tuple(found.charts),
+        details=found.details,
+    )
+
+
+def _full_depth(player: lm.LanguagePlayer) -> Figure:
+    return Figure(
+        name=f"{player.board.title}: full depth, the deadline",
+        unit="s",
+        paper=lm.STATIC_DEADLINE_S,
+        ours=player.full_depth_s(),
+        provenance="simulated",
+        note="without noise; the paper's is the deadline here",
     )
 
 

@@ -3,11 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
 
-from edgewise.report.chart import Chart
 from edgewise.reproduce import _language as lm
-from edgewise.reproduce._simulated import DEVICES
 from edgewise.reproduce.registry import Figure, Reproduction, Setup, Verdict
 from edgewise.units import format_duration
 
@@ -35,31 +32,15 @@ def run(setup: Setup) -> Reproduction:
 
 def reproduce(case: lm.LanguageCase, setup: Setup) -> Reproduction:
     """Play all ways of a case on each device."""
-    figures: list[Figure] = []
-    verdicts: list[Verdict] = []
-    charts: list[Chart] = []
-    details: dict[str, Any] = {}
-    for device in DEVICES[:1] if setup.quick else DEVICES:
-        board = lm.Board(name=device, clocks="dvfs", budget_s=lm.DVFS_DEADLINE_S, seed=setup.seed)
-        player = lm.LanguagePlayer(case, board)
-        figures.append(
-            Figure(
-                name=f"{board.title}: full depth, mean over the trace",
-                unit="s",
-                paper=lm.DVFS_DEADLINE_S,
-                ours=player.mean_full_depth_s(),
-                provenance="simulated",
-                note="tokens started one after another; the paper's is the deadline here",
-            )
-        )
-        rows = player.compare(lm.ways("dvfs").values(), setup.say)
-        for name, row in rows.items():
-            figures += lm.row_figures(
-                f"{board.title}, {name}", row, paper_dsr=_PAPER.get((device, name))
-            )
-        verdicts += judge(board.title, rows)
-        charts.append(lm.bars(f"{board.title}, down-up DVFS", rows))
-        details[device] = lm.as_json(rows)
+    found = lm.play_on_boards(
+        case,
+        setup,
+        clocks="dvfs",
+        budget_s=lm.DVFS_DEADLINE_S,
+        full_depth=_full_depth,
+        judge=judge,
+        paper_dsr=_PAPER,
+    )
     return Reproduction(
         title=TITLE,
         source="UniExit, Figure 8 and section 7.2; two of its bars from Table 7",
@@ -76,11 +57,22 @@ def reproduce(case: lm.LanguageCase, setup: Setup) -> Reproduction:
                 " of frequent tokens, unless the whole head is named"
             ),
         ),
-        figures=tuple(figures),
-        verdicts=tuple(verdicts),
+        figures=tuple(found.figures),
+        verdicts=tuple(found.verdicts),
         notes=(*case.notes, *lm.NOTES),
-        charts=tuple(charts),
-        details=details,
+        charts=tuple(found.charts),
+        details=found.details,
+    )
+
+
+def _full_depth(player: lm.LanguagePlayer) -> Figure:
+    return Figure(
+        name=f"{player.board.title}: full depth, mean over the trace",
+        unit="s",
+        paper=lm.DVFS_DEADLINE_S,
+        ours=player.mean_full_depth_s(),
+        provenance="simulated",
+        note="tokens started one after another; the paper's is the deadline here",
     )
 
 
