@@ -306,6 +306,18 @@ def test_sessions_of_onnxruntime_do_not_spin() -> None:
         onnxruntime_options(0)
 
 
+@pytest.mark.parametrize(("threads", "spins"), [(1, "0"), (2, "1")])
+def test_sessions_that_may_spin_do_so_in_calls_alone(threads: int, spins: str) -> None:
+    pytest.importorskip("onnxruntime", reason="onnxruntime is not installed")
+
+    options = onnxruntime_options(threads, spin_in_calls=True)
+
+    assert options.get_session_config_entry("session.intra_op.allow_spinning") == spins
+    assert options.get_session_config_entry("session.inter_op.allow_spinning") == "0"
+    if spins == "1":
+        assert options.get_session_config_entry("session.force_spinning_stop") == "1"
+
+
 def test_only_openvinos_cpu_has_threads_of_ours() -> None:
     on_cpu, on_gpu = openvino_settings(2), openvino_settings(2, "GPU")
 

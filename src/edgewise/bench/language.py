@@ -96,7 +96,10 @@ def run(*, quick: bool = False, say: Say = lambda _: None) -> dict[str, Any]:
         with bench.section(name):
             result[name] = None
             result[name] = measure()
-    bench.notes.append(f"thread policy of every runtime of ours: {policy.key}, none spins")
+    bench.notes.append(
+        f"thread policy of every runtime of ours: {policy.key}; with two threads ONNX Runtime's"
+        " second one spins while a call runs, not between calls"
+    )
     bench.notes.append(
         "measured: times in turns on this machine; the bandwidth limit is what torch reads of"
         " memory in the same turns with as many threads"

@@ -253,14 +253,7 @@ def token_samples(
 ) -> StateSamples:
     """Records of a token's stages and heads in constant states, simulated."""
     found = run_campaign(model, units, seed=seed, states=states, repeats=repeats)
-    return StateSamples(
-        features=found.features,
-        states=found.states,
-        units=found.units,
-        seconds=found.seconds,
-        provenance="simulated",
-        elapsed_s=found.elapsed_s,
-    )
+    return StateSamples.simulated(found, with_energy=False)
 
 
 class SimulatedDecoder(DecoderProgram):

@@ -396,16 +396,7 @@ def _simulated(device: str, work: str, *, states: str, seed: int) -> Profiled:
 
     model, units = load_device(device), load_work(work)
     everything = run_campaign(model, units, seed=seed)
-    samples = StateSamples(
-        features=everything.features,
-        states=everything.states,
-        units=everything.units,
-        seconds=everything.seconds,
-        provenance="simulated",
-        joules=everything.joules,
-        elapsed_s=everything.elapsed_s,
-    )
-    found = _some_of(samples, states=states, seed=seed)
+    found = _some_of(StateSamples.simulated(everything), states=states, seed=seed)
     if found.choice is None:
         return found
     # The states chosen are not the quickest ones: their own time, not their share of all.

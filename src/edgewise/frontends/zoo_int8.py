@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 
+from edgewise.device.user_cache import user_cache
 from edgewise.errors import ModelError
 from edgewise.frontends.onnx_file import import_onnx
 from edgewise.frontends.quantise import quantise_onnx
@@ -60,8 +61,7 @@ def int8_file(
 
 def models_folder() -> Path:
     """Where such files are kept unless told otherwise: in the user's cache."""
-    home = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
-    return Path(home) / "edgewise" / "models"
+    return user_cache() / "models"
 
 
 def with_eight_bit_ends(model: bytes) -> bytes:

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
 
 from edgewise.errors import ProfileError
+
+if TYPE_CHECKING:
+    from edgewise.device.simulated.device import Campaign
 
 Float64 = npt.NDArray[np.float64]
 
@@ -48,6 +52,19 @@ class StateSamples:
             raise ProfileError(
                 f"expected joules {list(self.seconds.shape)}, found {list(self.joules.shape)}"
             )
+
+    @classmethod
+    def simulated(cls, campaign: Campaign, *, with_energy: bool = True) -> StateSamples:
+        """What a simulated campaign recorded, with its joules or without."""
+        return cls(
+            features=campaign.features,
+            states=campaign.states,
+            units=campaign.units,
+            seconds=campaign.seconds,
+            provenance="simulated",
+            joules=campaign.joules if with_energy else None,
+            elapsed_s=campaign.elapsed_s,
+        )
 
     @property
     def num_states(self) -> int:

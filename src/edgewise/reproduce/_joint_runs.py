@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -20,6 +19,7 @@ import numpy.typing as npt
 from edgewise.clock import MonotonicClock
 from edgewise.data import load_dataset
 from edgewise.data.dataset import Dataset
+from edgewise.device.user_cache import user_cache
 from edgewise.errors import ConfigError, DataError, nearest_names
 from edgewise.reproduce.registry import Setup
 from edgewise.units import format_duration
@@ -241,8 +241,7 @@ def _one_run(  # noqa: PLR0913 - one run has that many coordinates
 
 
 def _cache() -> Path:
-    home = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
-    return Path(home) / "edgewise" / "reproduce"
+    return user_cache() / "reproduce"
 
 
 def exit_accuracies(

@@ -89,14 +89,7 @@ def profiled(
     found = run_campaign(
         load_device(device), load_work(net), seed=seed, states=states, repeats=repeats
     )
-    return StateSamples(
-        features=found.features,
-        states=found.states,
-        units=found.units,
-        seconds=found.seconds,
-        provenance="simulated",
-        elapsed_s=found.elapsed_s,
-    )
+    return StateSamples.simulated(found, with_energy=False)
 
 
 def on_trace(device: str, states: Float64) -> npt.NDArray[np.bool_]:

@@ -248,15 +248,7 @@ def _samples(device: str, net: str, seed: int) -> StateSamples:
     states = full_factorial(found.device)
     rows = np.random.default_rng([seed, 1]).choice(len(states), _FIT_STATES, replace=False)
     campaign = run_campaign(found.device, found.work, seed=seed, states=states[rows])
-    return StateSamples(
-        features=campaign.features,
-        states=campaign.states,
-        units=campaign.units,
-        seconds=campaign.seconds,
-        joules=campaign.joules,
-        provenance="simulated",
-        elapsed_s=campaign.elapsed_s,
-    )
+    return StateSamples.simulated(campaign)
 
 
 def make_player(player: Player, found: Case, *, budget_s: float) -> Policy:

@@ -187,7 +187,8 @@ class OnnxRuntimeDecoder(DecoderProgram):
         proto = graph.proto
         inside = (w.ByteSize() for w in proto.graph.initializer)
         self.weight_bytes += sum(inside) + sum(w.nbytes for w in graph.outside.values())
-        options = self._options()
+        # Waking a thread for each product takes a fifth of a token.
+        options = onnxruntime_options(self.threads, spin_in_calls=True)
         if graph.outside:
             # One row is multiplied as fast without a packed copy, which would be the model again.
             options.add_session_config_entry("session.disable_prepacking", "1")
@@ -202,28 +203,6 @@ class OnnxRuntimeDecoder(DecoderProgram):
             raise BackendError(
                 f"ONNX Runtime refuses layers of {self.model.name!r}: {error}"
             ) from error
-
-    def _options(self) -> Any:
-        """One thread, or several that spin while a call runs and not between calls.
-
-        Products are so short that waking a thread for each takes a fifth of a token; threads that
-        went on spinning would take the cores from the next group's.
-
-        Source:
-            onnxruntime_session_options_config_keys.h, session.force_spinning_stop.
-        """
-        if self.threads == 1:
-            return onnxruntime_options(1)
-        options = self._runtime.SessionOptions()
-        options.intra_op_num_threads, options.inter_op_num_threads = self.threads, 1
-        options.log_severity_level = 3
-        for entry, value in (
-            ("session.intra_op.allow_spinning", "1"),
-            ("session.inter_op.allow_spinning", "0"),
-            ("session.force_spinning_stop", "1"),
-        ):
-            options.add_session_config_entry(entry, value)
-        return options
 
     def _run_layers(
         self, hidden: Float32, cache: KvCache, *, start: int, stop: int, first: int

@@ -140,12 +140,14 @@ def set_torch_threads(threads: int) -> None:
         torch.set_num_threads(threads)
 
 
-def onnxruntime_options(threads: int, *, log_severity: int = 3) -> Any:
+def onnxruntime_options(threads: int, *, log_severity: int = 3, spin_in_calls: bool = False) -> Any:
     """Options of a session: so many threads within an operator, one between, none spins.
 
     Args:
         threads: Of each call.
         log_severity: 3 lets it print errors, 4 only what is fatal.
+        spin_in_calls: Threads beside the caller's spin while a call runs, not between calls: for
+            operators so short that waking a thread for each costs more than they do.
 
     Returns:
         ``onnxruntime.SessionOptions``; the caller may set more.
@@ -164,8 +166,11 @@ def onnxruntime_options(threads: int, *, log_severity: int = 3) -> Any:
     options.intra_op_num_threads = threads
     options.inter_op_num_threads = 1
     options.log_severity_level = log_severity
-    options.add_session_config_entry("session.intra_op.allow_spinning", "0")
+    spins = spin_in_calls and threads > 1
+    options.add_session_config_entry("session.intra_op.allow_spinning", "1" if spins else "0")
     options.add_session_config_entry("session.inter_op.allow_spinning", "0")
+    if spins:
+        options.add_session_config_entry("session.force_spinning_stop", "1")
     return options
 
 
