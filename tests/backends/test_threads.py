@@ -90,7 +90,23 @@ def test_a_thread_that_uses_a_core_while_the_caller_sleeps_is_named(tmp_path: Pa
 
     assert found is not None
     assert list(found) == [12]
-    assert found[12] == pytest.approx(1.0)
+    assert found[12] == pytest.approx((per_s - 1) / per_s)
+
+
+def test_one_tick_of_a_counter_makes_no_thread_spin_however_short_the_window(
+    tmp_path: Path,
+) -> None:
+    write_thread(tmp_path, 11, 100)
+    clock = Working(tmp_path, {11: 1})
+
+    assert busy_threads(1 / os.sysconf("SC_CLK_TCK"), root=tmp_path, clock=clock) == {}
+
+
+def test_a_thread_that_spins_is_named_in_the_shortest_window(tmp_path: Path) -> None:
+    write_thread(tmp_path, 11, 100)
+    clock = Working(tmp_path, {11: 5})
+
+    assert busy_threads(0.001, root=tmp_path, clock=clock) == pytest.approx({11: 0.8})
 
 
 def test_a_thread_that_starts_within_the_window_is_not_judged(tmp_path: Path) -> None:
@@ -202,7 +218,7 @@ def test_torch_that_is_imported_later_finds_its_threads_and_sleeps() -> None:
         "policy = govern(1)\n"
         "import torch\n"
         "require(policy)\n"
-        "wrong = [s for s in check_threads(policy, window_s=0.01) if s.fits is False]\n"
+        "wrong = [s for s in check_threads(policy) if s.fits is False]\n"
         "print(policy.key, torch.get_num_threads(), wrong)\n"
     )
 

@@ -16,6 +16,8 @@ from edgewise.profiles.records import ThreadPolicy
 
 # More of the window than an idle thread that wakes now and then can burn.
 _SPINS_FROM_RATIO = 0.5
+# Below this one tick of the kernel's counters, which is also their error, would decide.
+_LEAST_TICKS = 5
 _OPENMP = ("libgomp", "libiomp", "libomp")
 # With one of these OpenMP gives each thread a core of its own, the one that loads it among them.
 _BINDING = ("OMP_PROC_BIND", "OMP_PLACES", "GOMP_CPU_AFFINITY", "KMP_AFFINITY")
@@ -67,8 +69,8 @@ def check_threads(
 
     Args:
         policy: What to compare with; without one only what was found is told.
-        window_s: How long to watch for threads that spin, seconds; 0 leaves that out. Nothing else
-            may run in this process meanwhile.
+        window_s: How long to watch for threads that spin, seconds; 0 leaves that out, and the
+            least is five ticks of the kernel. Nothing else may run in this process meanwhile.
         at_start: CPUs that were allowed when the process began.
         root: Where the file tree starts. Tests pass a made-up tree.
         clock: Sleeps through the window; the machine's by default.
@@ -85,7 +87,7 @@ def check_threads(
         found.append(waiting_state(policy, os.environ, loaded))
     found += _pool_states(policy)
     if window_s > 0:
-        found.append(_spinning_state(busy_threads(window_s, root=root, clock=clock), window_s))
+        found.append(_spinning_state(busy_threads(window_s, root=root, clock=clock)))
     return tuple(found)
 
 
@@ -130,26 +132,26 @@ def busy_threads(
     """Threads of this process that use a core while the caller sleeps.
 
     Args:
-        window_s: How long to watch, seconds; the kernel counts in steps of 10 ms.
+        window_s: How long to watch, seconds; at least five of the kernel's ticks, 10 ms each as a
+            rule.
         root: Where the file tree starts. Tests pass a made-up tree.
         clock: Sleeps; the machine's by default.
 
     Returns:
-        Thread number to its share of the window, of those above one half; ``None`` where the kernel
-        does not tell.
+        Thread number to the least share of the window that it used for certain, of those above one
+        half: a tick less than was counted. ``None`` where the kernel does not tell.
 
     Source:
         proc_pid_task_tid_stat(5): fields 14 and 15 are utime and stime.
     """
-    clock = clock or MonotonicClock()
+    clock, tick_s = clock or MonotonicClock(), 1 / os.sysconf("SC_CLK_TCK")
     before, start_s = _thread_ticks(root), clock.now_s()
-    clock.sleep_s(window_s)
+    clock.sleep_s(max(window_s, _LEAST_TICKS * tick_s))
     after, spent_s = _thread_ticks(root), clock.now_s() - start_s
     if not before or not after or spent_s <= 0:
         return None
-    tick_s = 1 / os.sysconf("SC_CLK_TCK")
     shares = {
-        thread: min(1.0, (ticks - before[thread]) * tick_s / spent_s)
+        thread: min(1.0, (ticks - 1 - before[thread]) * tick_s / spent_s)
         for thread, ticks in after.items()
         if thread in before
     }
@@ -244,7 +246,7 @@ def _pool_states(policy: ThreadPolicy | None) -> list[ThreadState]:
     return found
 
 
-def _spinning_state(busy: dict[int, float] | None, window_s: float) -> ThreadState:
+def _spinning_state(busy: dict[int, float] | None) -> ThreadState:
     if busy is None:
         return ThreadState(
             runtime="process", what="threads that spin", found="unknown: no /proc/self/task"
@@ -253,7 +255,7 @@ def _spinning_state(busy: dict[int, float] | None, window_s: float) -> ThreadSta
     return ThreadState(
         runtime="process",
         what="threads that spin",
-        found=names or f"none in {window_s:g} s",
+        found=names or "none",
         wanted="none",
         fits=not busy,
         help="switch spinning off before the runtime starts, or wait until other work is done"
