@@ -61,6 +61,24 @@ def test_time_that_was_saved_buys_depth_within_the_window(fakes: Any) -> None:
     assert all(sum(spent_s[i : i + 4]) <= 4 * 0.030 + 1e-9 for i in range(len(spent_s)))
 
 
+def test_what_a_token_takes_beside_its_units_is_left_for_it(
+    fakes: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    session = fakes.session()
+    policy, learn = session.policy(), session.policy().observe
+
+    def slowly(*args: Any, **more: Any) -> None:
+        learn(*args, **more)
+        session.clock.sleep_s(0.003)
+
+    monkeypatch.setattr(policy, "observe", slowly)
+    # Full depth takes 44 ms and fits alone; with what learning takes it does not.
+    tokens = list(session.generate("a", tpot_budget_s=0.0455, max_tokens=12))
+
+    assert layers(tokens)[3:] == [3] * 9
+    assert [t.met for t in tokens[3:]] == [True] * 9
+
+
 def test_a_disturbance_is_answered_by_leaving_earlier(fakes: Any) -> None:
     session = fakes.session()
     generation = session.generate("a", tpot_budget_s=0.045, max_tokens=40)

@@ -169,10 +169,10 @@ class Stream:
         clock, since_s, due_s = self._in.clock, self.since_s, self.due_s
         newest = self._ids[-1] if self._ids else self._in.prompt[-1]
         began_s = clock.now_s()
-        # What a token takes after its answer is known ahead no better than from the last ones.
-        reserve_s = max(self._overheads_s, default=0.0)
+        # What a token takes beside its units (learning, choosing, wording) is known ahead no better
+        # than from the last ones; the longest of them may have been an accident.
+        reserve_s = sorted(self._overheads_s)[-2:][0] if self._overheads_s else 0.0
         decoded = self._stepper.step(newest, since_s=since_s, due_s=min(due_s, until_s) - reserve_s)
-        done_s = clock.now_s()
         first = self._ttft_s is None
         tokens: list[Token] = []
         for each in decoded[: self._in.max_tokens - len(self._ids)]:
@@ -181,7 +181,8 @@ class Stream:
                 break
             since_s, due_s, first = self.since_s, self.due_s, False
         ended_s = clock.now_s()
-        self._overheads_s = [*self._overheads_s[1 - _RESERVED_FROM :], ended_s - done_s]
+        units_s = math.fsum(step.observed_s for each in decoded for step in each.steps)
+        self._overheads_s = [*self._overheads_s[1 - _RESERVED_FROM :], ended_s - began_s - units_s]
         self.spent_s += ended_s - began_s
         return tokens
 
