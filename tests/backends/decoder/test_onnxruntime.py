@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from edgewise.backends.decoder import load_decoder
+from edgewise.backends.decoder import load_decoder, quantise
 from edgewise.backends.decoder.onnxruntime import OnnxRuntimeDecoder
 from edgewise.errors import OpUnsupported
 
@@ -75,6 +75,31 @@ def test_a_cache_that_was_given_other_arrays_is_bound_anew(program: Any) -> None
 
     np.testing.assert_array_equal(found, expected)
     assert cache.keys[:, :, 5].any()
+
+
+@pytest.mark.parametrize("count", [1, 3], ids=["one token", "three at once"])
+@pytest.mark.parametrize("family", ["llama", "olmo2"], ids=["norms first", "norms last"])
+@pytest.mark.parametrize("worth", [-1.0, 1.0], ids=["with means of blocks", "without"])
+def test_layers_that_are_filled_together_get_what_each_gets_alone(
+    language: Any, family: str, count: int, worth: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(quantise, "_WORTH", worth)
+    model = language.tiny(family)
+    found = []
+    for exits in ((1,), (1, 2, 3)):
+        program = OnnxRuntimeDecoder(model, exit_layers=exits, precision="int4")
+        cache = program.new_cache(4)
+        states = np.random.default_rng(0).standard_normal(
+            (count, model.architecture.hidden_size), dtype=np.float32
+        )
+        program.fill(states, cache, start=1, first=1)
+        found.append((cache.keys, cache.values))
+
+    (keys, values), alone = found
+    np.testing.assert_array_equal(keys, alone[0])
+    np.testing.assert_array_equal(values, alone[1])
+    assert (keys[1:, :, 1 : 1 + count] != 0).all()
+    assert not keys[0].any()
 
 
 def test_fewer_bits_are_fewer_bytes(program: Any, tiny: Any) -> None:

@@ -85,8 +85,8 @@ def projection_graph(
 ) -> DecoderGraph:
     """Keys and values of several layers from one state, before norms, biases and rotation.
 
-    ``hidden`` [1, M, H] to ``out`` [1, M, layers * 2 * kv_heads * head_dim]. Norms are not made
-    part of the matrices: rounded to few bits, these would be others than the layers' own.
+    ``hidden`` [1, M, 1, H] to ``out`` [1, M, 1, layers * 2 * kv_heads * head_dim]. Norms are not
+    made part of the matrices: rounded to few bits, these would be others than the layers' own.
 
     Args:
         model: Sizes and weights.
@@ -94,20 +94,29 @@ def projection_graph(
         stop: After the last.
         packed: Matrices in few bits.
     """
-    builder, first = _Builder(model, packed), form_of(model).norms_first
-    a, found = model.architecture, []
-    for layer in range(start, stop):
-        w, x = layer_weights(model, layer), "hidden"
-        if first:
-            x = builder.norm(x, f"{layer}.attention_norm", w.attention_norm)
-        if packed is None:
-            found += [builder.linear(x, f"{layer}.{n}", m) for n, m in (("k", w.k), ("v", w.v))]
-        else:
-            rows = packed[f"{layer}.qkv"].rows(slice(len(w.q), None))
-            found.append(builder.product(x, f"{layer}.kv", rows))
+    builder, a = _Builder(model, packed), model.architecture
+    layers = {i: layer_weights(model, i) for i in range(start, stop)}
+    x, own = "hidden", form_of(model).norms_first  # whether each layer reads a state of its own
+    if own:
+        # One node for all layers' weights of the norm: small nodes take longer than products.
+        normed = builder.norm(x, "norm", np.ones(a.hidden_size, np.float32))
+        weights = np.stack([w.attention_norm for w in layers.values()])
+        x = builder.op("Mul", normed, builder.constant("norms", weights))
+    read = builder.apart(x, len(layers), own=own)
+    found = []
+    if packed is None:
+        for (i, w), state in zip(layers.items(), read, strict=True):
+            found += [builder.linear(state, f"{i}.{n}", m) for n, m in (("k", w.k), ("v", w.v))]
+    else:
+        matrices = {i: packed[f"{i}.qkv"].rows(slice(len(w.q), None)) for i, w in layers.items()}
+        if any(matrix.means for matrix in matrices.values()):
+            wider = builder.apart(builder.with_means(x, (1, BLOCK)), len(layers), own=own)
+        for i, matrix in matrices.items():
+            state = (wider if matrix.means else read)[i - start]
+            found.append(builder.multiplied(state, f"{i}.kv", matrix))
     builder.finish(builder.op("Concat", *found, axis=-1), "out")
-    width = (stop - start) * 2 * a.num_key_value_heads * a.head_dim
-    sizes: list[Spec] = [(_FLOAT, (1, "rows", n)) for n in (a.hidden_size, width)]
+    width = len(layers) * 2 * a.num_key_value_heads * a.head_dim
+    sizes: list[Spec] = [(_FLOAT, (1, "rows", 1, n)) for n in (a.hidden_size, width)]
     return builder.graph({"hidden": sizes[0]}, {"out": sizes[1]})
 
 
@@ -232,9 +241,15 @@ class _Builder:
 
     def product(self, x: str, name: str, weight: Packed) -> str:
         """Multiply [1, M, in] by a packed matrix."""
-        if weight.means:
-            means = self.op("AveragePool", x, kernel_shape=[BLOCK], strides=[BLOCK])
-            x = self.op("Concat", x, means, axis=-1)
+        return self.multiplied(self.with_means(x) if weight.means else x, name, weight)
+
+    def with_means(self, x: str, block: tuple[int, ...] = (BLOCK,)) -> str:
+        """Put the means of its blocks behind a state."""
+        means = self.op("AveragePool", x, kernel_shape=list(block), strides=list(block))
+        return str(self.op("Concat", x, means, axis=-1))
+
+    def multiplied(self, x: str, name: str, weight: Packed) -> str:
+        """Multiply [..., in] by a packed matrix, the means it reads among its inputs."""
         inputs = [
             self.constant(f"{name}.{part}", array)
             for part, array in (
@@ -335,6 +350,14 @@ class _Builder:
         sizes = np.array([len(m) for m in matrices], np.int64)
         name = self.constant(f"{layer}.sizes_{len(sizes)}", sizes)
         found: list[str] = self.op("Split", x, name, axis=-1, outputs=len(sizes))
+        return found
+
+    def apart(self, x: str, layers: int, *, own: bool) -> list[str]:
+        """Each layer's part of [1, M, layers, in], if it has one of its own."""
+        if not own or layers == 1:
+            return [x] * layers
+        sizes = self.constant("ones", np.ones(layers, np.int64))
+        found: list[str] = self.op("Split", x, sizes, axis=2, outputs=layers)
         return found
 
     def norm_heads(self, x: str, name: str, weight: Float32) -> str:

@@ -99,6 +99,9 @@ class _Call:
         before: Cells attended to by the last token in each layer, less one, [L].
         total: The same, all of them.
         bindings: By group.
+        left: Where an early exit was taken, [1, M, 1, H].
+        fillings: Of the projections of each group, and what they make of ``left``, [M, layers * 2 *
+            kv_heads * head_dim].
     """
 
     keys: Float32
@@ -107,7 +110,9 @@ class _Call:
     places: npt.NDArray[np.int64]
     before: npt.NDArray[np.int32]
     total: npt.NDArray[np.int32]
+    left: Float32
     bindings: dict[int, Any] = field(default_factory=dict)
+    fillings: dict[int, tuple[Any, Float32]] = field(default_factory=dict)
 
 
 class OnnxRuntimeDecoder(DecoderProgram):
@@ -240,28 +245,32 @@ class OnnxRuntimeDecoder(DecoderProgram):
             cache.values[begin + i, :, first : first + rows] = values[i, :, new]
 
     def _fill(self, hidden: Float32, cache: KvCache, *, layer: int, first: int) -> None:
-        last = first + len(hidden)
-        cos, sin = self._cos[first:last], self._sin[first:last]
-        for (begin, end), session in zip(self._groups, self._projections, strict=True):
-            if begin < layer:
-                continue
-            (both,) = session.run(None, {"hidden": hidden[None]})
-            both = both.reshape(len(hidden), end - begin, 2, -1)
-            key, value = both[:, :, 0], both[:, :, 1]  # [M, layers, kv_heads * head_dim]
-            if self._value_bias is not None:
-                value = value + self._value_bias[begin:end]
-            shape = (*key.shape[:2], cache.keys.shape[1], cache.keys.shape[3])
-            key = _turn(self._normed_keys(key, begin, end).reshape(shape), cos, sin)
-            cache.keys[begin:end, :, first:last] = key.transpose(1, 2, 0, 3)
-            cache.values[begin:end, :, first:last] = value.reshape(shape).transpose(1, 2, 0, 3)
+        last, call = first + len(hidden), self._call(cache, len(hidden))
+        groups = [n for n, (begin, _) in enumerate(self._groups) if begin >= layer]
+        call.left[0, :, 0] = hidden
+        made = []
+        for n in groups:
+            binding, out = self._filling(n, call)
+            self._projections[n].run_with_iobinding(binding)
+            made.append(out)
+        both = np.concatenate(made, axis=1)
+        both = both.reshape(len(hidden), self.depth - layer, 2, -1)
+        key, value = both[:, :, 0], both[:, :, 1]  # [M, layers, kv_heads * head_dim]
+        if self._value_bias is not None:
+            value = value + self._value_bias[layer:]
+        shape = (*key.shape[:2], cache.keys.shape[1], cache.keys.shape[3])
+        key = self._normed_keys(key, layer).reshape(shape)
+        key = _turn(key, self._cos[first:last], self._sin[first:last])
+        cache.keys[layer:, :, first:last] = key.transpose(1, 2, 0, 3)
+        cache.values[layer:, :, first:last] = value.reshape(shape).transpose(1, 2, 0, 3)
 
-    def _normed_keys(self, key: Float32, begin: int, end: int) -> Float32:
+    def _normed_keys(self, key: Float32, layer: int) -> Float32:
         """Add biases and norm keys [M, layers, kv_heads * head_dim] as the family does."""
         if self._key_bias is not None:
-            key = key + self._key_bias[begin:end]
+            key = key + self._key_bias[layer:]
         if self._key_norm is None:
             return key
-        norm = self._key_norm[begin:end]
+        norm = self._key_norm[layer:]
         if form_of(self.model).qk_norm == "head":
             key, norm = key.reshape(*key.shape[:2], -1, norm.shape[1]), norm[:, None]
         mean = np.square(key).mean(axis=-1, keepdims=True)
@@ -302,6 +311,7 @@ class OnnxRuntimeDecoder(DecoderProgram):
                 places=np.empty((1, rows), np.int64),
                 before=np.empty(self.depth, np.int32),
                 total=np.empty(self.depth, np.int32),
+                left=np.empty((1, rows, 1, a.hidden_size), np.float32),
             )
             if rows <= _KEPT_ROWS:
                 known[rows] = call
@@ -314,6 +324,18 @@ class OnnxRuntimeDecoder(DecoderProgram):
             binding = self._bind(group, call, call.keys[cells], call.values[cells])
             call.bindings[group] = binding
         return binding
+
+    def _filling(self, group: int, call: _Call) -> tuple[Any, Float32]:
+        found = call.fillings.get(group)
+        if found is None:
+            (begin, end), a = self._groups[group], self.model.architecture
+            width = (end - begin) * 2 * a.num_key_value_heads * a.head_dim
+            out = np.empty((call.left.shape[1], width), np.float32)
+            binding = self._projections[group].io_binding()
+            _name(binding.bind_input, "hidden", call.left)
+            _name(binding.bind_output, "out", out[None, :, None])
+            found = call.fillings[group] = binding, out
+        return found
 
     def _bind(self, group: int, call: _Call, keys: Float32, values: Float32) -> Any:
         """Name the memory that a group reads and writes; whoever runs it keeps that alive."""
@@ -344,6 +366,7 @@ def _name(bind: Any, name: str, x: npt.NDArray[Any]) -> None:
 
 def _turn(heads: Float32, cos: Float32, sin: Float32) -> Float32:
     """Rotate [M, layers, heads, head_dim] by angles [M, head_dim / 2]."""
-    x, y = np.split(heads, 2, axis=-1)
+    half = heads.shape[-1] // 2
+    x, y = heads[..., :half], heads[..., half:]
     cos, sin = cos[:, None, None], sin[:, None, None]
     return np.concatenate([x * cos - y * sin, y * cos + x * sin], axis=-1)
