@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import dataclasses
 import threading
 from pathlib import Path
 from typing import Any
@@ -41,6 +42,19 @@ def exits_of(model: Any, *, digest: str | None = None) -> LanguageExits:
         for k in (1, 3)
     }
     return LanguageExits(model=model.name, digest=digest or model.digest, affine=affine)
+
+
+def test_the_short_list_answers_at_exits_where_one_was_fitted(model: Any, tmp_path: Path) -> None:
+    plain = exits_of(model)
+    listed = dataclasses.replace(plain, shortlist=np.arange(20))
+
+    def head(exits: LanguageExits, **options: Any) -> str:
+        store = tmp_path / "profiles.sqlite"
+        return edgewise.load_language(model, exits=exits, store=store, **options).head
+
+    assert head(listed) == "shortlist"
+    assert head(listed, head="affine") == "affine"
+    assert head(plain) == "affine"
 
 
 def test_costs_are_measured_once_and_taken_from_the_store_after_that(

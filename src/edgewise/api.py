@@ -33,7 +33,7 @@ from edgewise.runtime.repricing import Repricer
 
 if TYPE_CHECKING:
     from edgewise.backends import Program
-    from edgewise.backends.decoder.base import DecoderProgram, HeadKind, Precision
+    from edgewise.backends.decoder.base import DecoderProgram, HeadChoice, Precision
     from edgewise.clock import Clock
     from edgewise.exits import Policy
     from edgewise.model import StagedModel
@@ -111,7 +111,7 @@ def load_language(  # noqa: PLR0913 - one keyword per choice a user may make
     threads: int = 1,
     exit_layers: Sequence[int] | None = None,
     exits: LanguageExits | str | Path | None = "auto",
-    head: HeadKind = "affine",
+    head: HeadChoice = "auto",
     policy: str | Policy = "edgewise",
     profile: str | Path = "auto",
     store: str | Path | None = None,
@@ -131,7 +131,8 @@ def load_language(  # noqa: PLR0913 - one keyword per choice a user may make
             fitted exit, and at full depth alone where none is fitted.
         exits: Fitted exits, or the file that ``edgewise fit-exits`` wrote; ``"auto"`` takes those
             kept for the model, ``None`` does without.
-        head: What answers at exits.
+        head: What answers at exits: ``"auto"`` takes the short list where one was fitted, the
+            affine maps and the whole head where none was.
         policy: A policy's name, or a policy.
         profile: ``"auto"`` takes the stored costs, and measures them (seconds) where there are
             none; ``"stored"`` refuses to measure. Otherwise the path of an exported profile.
@@ -164,15 +165,16 @@ def load_language(  # noqa: PLR0913 - one keyword per choice a user may make
             exit_layers=exit_layers,
             exits=exits,
         )
+        kind = decoder.exit_head(head)
         outline = TokenProgram(
-            TextState(decoder, 1), model=staged_decoder(decoder, head=head), head=head
+            TextState(decoder, 1), model=staged_decoder(decoder, head=kind), head=kind
         )
         repricer, monitor = _watch(watching, outline)
         costs = language_costs_of(
-            decoder, head=head, profile=profile, store=store, on_progress=on_progress
+            decoder, head=kind, profile=profile, store=store, on_progress=on_progress
         )
         session = LanguageSession(
-            decoder, costs, policy=policy, head=head, clock=clock, source=monitor, **policy_options
+            decoder, costs, policy=policy, head=kind, clock=clock, source=monitor, **policy_options
         )
         session.warm_up()
         if repricer is not None and monitor is not None:
@@ -222,7 +224,7 @@ def open_decoder(  # noqa: PLR0913 - as load_language
 def language_costs_of(
     decoder: DecoderProgram,
     *,
-    head: HeadKind = "affine",
+    head: HeadChoice = "auto",
     profile: str | Path = "auto",
     store: str | Path | None = None,
     on_progress: Callable[[Progress], None] | None = None,
@@ -234,7 +236,7 @@ def language_costs_of(
     Raises:
         ProfileError: As `load_language`.
     """
-    programs, num = probe_programs(decoder, head=head), len(decoder.exit_layers)
+    programs, num = probe_programs(decoder, head=decoder.exit_head(head)), len(decoder.exit_layers)
     try:
         found = _profile_of(programs, profile, store, on_progress, time_cap_s=_PROBE_CAP_S)
         near, far, mask = (

@@ -109,7 +109,7 @@ def test_every_way_plays_in_every_state_under_every_budget(
     names = {r["name"] for r in found["rows"]}
     assert names >= {
         "full-depth", "fixed-exit", "layer-wise", "calm", "layerskip", "specee",
-        "edgewise", "edgewise, defer", "edgewise, window 8", "edgewise, short list",
+        "edgewise", "edgewise, defer", "edgewise, window 8", "edgewise, whole head",
         "edgewise+speculation", "edgewise+psf",
     }  # fmt: skip
     assert {(r["state"], r["share"]) for r in found["rows"]} == {

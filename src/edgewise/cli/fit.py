@@ -334,7 +334,7 @@ def _program(model: str | None, options: LanguageOptions, *, backend: str, threa
                 model, backend=None if backend == "auto" else backend, threads=threads
             )
         # The first is a token after a short text, its early exits filling the deeper layers.
-        return next(iter(probe_programs(decoder, head=options.head).values()))
+        return next(iter(probe_programs(decoder, head=decoder.exit_head(options.head)).values()))
     from edgewise.api import best_backend
     from edgewise.backends import load_program
     from edgewise.backends.registry import full_name

@@ -13,7 +13,7 @@ import typer
 from edgewise.errors import ConfigError, nearest_names
 
 if TYPE_CHECKING:
-    from edgewise.backends.decoder.base import DecoderProgram, HeadKind, Precision
+    from edgewise.backends.decoder.base import DecoderProgram, HeadChoice, Precision
     from edgewise.model.language import LanguageModel
 
 Exits = Annotated[
@@ -28,7 +28,7 @@ HeadOption = Annotated[
     str | None,
     typer.Option(
         "--head",
-        help="What answers at exits: affine (default), raw, shortlist.",
+        help="What answers at exits: shortlist (default where one was fitted), affine, raw.",
         show_default=False,
     ),
 ]
@@ -46,7 +46,7 @@ class LanguageOptions:
 
     Attributes:
         precision: Of the weights.
-        head: What answers at exits.
+        head: What answers at exits; ``"auto"`` for what was fitted.
         layers: After how many layers one may leave; ``None`` for those that were fitted.
         exits_file: ``None`` for the exits that are kept for the model.
 
@@ -55,7 +55,7 @@ class LanguageOptions:
     """
 
     precision: Precision
-    head: HeadKind
+    head: HeadChoice
     layers: list[int] | None
     exits_file: Path | None
 
@@ -67,7 +67,7 @@ class LanguageOptions:
         known = ("fp32", "int8", "int4")
         return cls(
             precision=one_of("--precision", precision or "fp32", known),  # type: ignore[arg-type]  # checked
-            head=one_of("--head", head or "affine", ("affine", "raw", "shortlist")),  # type: ignore[arg-type]  # checked
+            head=one_of("--head", head or "auto", ("auto", "affine", "raw", "shortlist")),  # type: ignore[arg-type]  # checked
             layers=None if exits is None else parse_exits(exits),
             exits_file=exits_file,
         )

@@ -336,7 +336,7 @@ def load_token_programs(
                 raise
             notes.append(f"{name} was left out: {error.message}")
             continue
-        programs |= probe_programs(decoder, head=options.head)
+        programs |= probe_programs(decoder, head=decoder.exit_head(options.head))
     if not programs:
         raise BackendError(
             f"no runtime here runs {model!r} so: {'; '.join(notes)}", help="edgewise doctor"

@@ -29,6 +29,7 @@ Float32 = npt.NDArray[np.float32]
 Int64 = npt.NDArray[np.int64]
 Precision = Literal["fp32", "int8", "int4"]
 HeadKind = Literal["raw", "affine", "shortlist"]
+HeadChoice = HeadKind | Literal["auto"]
 
 # Name → (module here, package that must be installed, precisions of the weights).
 _RUNTIMES: dict[str, tuple[str, str, tuple[Precision, ...]]] = {
@@ -103,6 +104,16 @@ class DecoderProgram(ABC):
     def layers_at(self, position: int) -> int:
         """How many layers have run at a position."""
         return self.exit_layers[position - 1] if position else 0
+
+    def exit_head(self, choice: HeadChoice = "auto") -> HeadKind:
+        """What answers at exits: ``"auto"`` is the short list where one was fitted, else affine.
+
+        The time that the short list saves buys more agreement in further layers than it costs.
+        """
+        if choice != "auto":
+            return choice
+        listed = self.exits is not None and self.exits.shortlist is not None
+        return "shortlist" if listed else "affine"
 
     def new_cache(self, capacity: int) -> KvCache:
         """A cache for one request of at most that many tokens.
