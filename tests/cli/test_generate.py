@@ -105,6 +105,19 @@ def test_bad_input_is_told_without_a_traceback(
     assert "Traceback" not in err
 
 
+def test_an_infeasible_budget_is_an_outcome_with_its_floor_for_programs_too(
+    run: Any, capsys: Any
+) -> None:
+    asked = ("--tpot", "1 us", "--on-infeasible", "raise", "--json")
+
+    assert run("--prompt", "a", *asked) == 5
+    found = json.loads(capsys.readouterr().out)
+
+    assert found["outcome"] == "infeasible"
+    assert found["floor_s"] > 1e-6
+    assert found["head"] == "affine"
+
+
 def test_a_prompt_file_that_is_not_utf_8_is_told_with_the_byte(
     run: Any, capsys: Any, tmp_path: Path
 ) -> None:

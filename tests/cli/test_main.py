@@ -217,6 +217,20 @@ def test_a_command_of_a_group_is_found_and_its_neighbours_are_named(
     assert "did you mean 'trace'" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize("closed", [">&-", "2>&-", ">&- 2>&-"])
+def test_a_stream_that_the_shell_has_closed_stops_no_work(closed: str) -> None:
+    done = subprocess.run(
+        ["/bin/sh", "-c", f'"$0" -m edgewise doctor --help {closed}', sys.executable],
+        check=False,
+        timeout=60,
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+    )
+
+    assert done.returncode == 0, done.stderr
+
+
 def test_the_documentation_lists_every_exit_code() -> None:
     page = (ROOT / "docs/reference/exit-codes.md").read_text(encoding="utf-8")
     codes = {code for _, code in cli.EXIT_CODES}

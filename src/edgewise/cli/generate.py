@@ -20,7 +20,7 @@ from edgewise.cli.language import (
     one_of,
 )
 from edgewise.cli.output import emit_json, stderr_console
-from edgewise.errors import ConfigError, DataError
+from edgewise.errors import ConfigError, DataError, Infeasible
 from edgewise.units import format_duration, parse_duration_s
 
 if TYPE_CHECKING:
@@ -143,18 +143,23 @@ def generate(
             soft_wrap=True,
         )
     with session:
-        generation = session.generate(
-            said,
-            chat=chat,
-            max_tokens=max_tokens,
-            stop=stop or (),
-            kv=kv,  # type: ignore[arg-type]  # checked there
-            exact=exact,
-            temperature=temperature,
-            top_p=top_p,
-            seed=seed,
-            **options,
-        )
+        try:
+            generation = session.generate(
+                said,
+                chat=chat,
+                max_tokens=max_tokens,
+                stop=stop or (),
+                kv=kv,  # type: ignore[arg-type]  # checked there
+                exact=exact,
+                temperature=temperature,
+                top_p=top_p,
+                seed=seed,
+                **options,
+            )
+        except Infeasible as error:
+            if json:
+                emit_json(_opened(session) | {"outcome": "infeasible", "floor_s": error.closest})
+            raise
         tokens = _stream(generation, session, quiet=json)
     if json:
         emit_json(_record(session, generation.summary, tokens))
@@ -298,15 +303,21 @@ def summary_line(summary: Summary, session: LanguageSession) -> str:
     return " · ".join([*parts, f"{session.decoder.backend}, {session.decoder.precision}"])
 
 
-def _record(session: LanguageSession, summary: Summary, tokens: list[Token]) -> dict[str, Any]:
+def _opened(session: LanguageSession) -> dict[str, Any]:
     decoder = session.decoder
     return {
         "model": session.model.name,
         "backend": decoder.backend,
         "precision": decoder.precision,
         "threads": decoder.threads,
-        "policy": session.policy(summary.kv).name,
         "exit_layers": decoder.exit_layers,
+        "head": session.head,
+    }
+
+
+def _record(session: LanguageSession, summary: Summary, tokens: list[Token]) -> dict[str, Any]:
+    return _opened(session) | {
+        "policy": session.policy(summary.kv).name,
         "full_depth_s": session.full_depth_s(after=summary.prompt_tokens),
         "summary": summary,
         "tokens": tokens,

@@ -144,6 +144,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         the constraints, 70 a fault of ours, 130 interrupted.
     """
     arguments = list(sys.argv[1:] if argv is None else argv)
+    _open_what_is_closed()
     for stream in (sys.stdout, sys.stderr):
         if hasattr(stream, "reconfigure"):
             # A terminal that cannot show "µ" gets "?" rather than a traceback.
@@ -298,6 +299,13 @@ def _debugging() -> bool:
 def _show_traceback_if_asked() -> None:
     if _debugging():
         traceback.print_exc()
+
+
+def _open_what_is_closed() -> None:
+    """Give a stream that the shell has closed (``>&-``) somewhere to write; work is done anyway."""
+    for name in ("stdout", "stderr"):
+        if getattr(sys, name) is None:
+            setattr(sys, name, open(os.devnull, "w", encoding="utf-8"))  # noqa: PTH123, SIM115 - stays open
 
 
 def _silence_stdout() -> None:
