@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import gc
+import statistics
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -52,6 +53,7 @@ _WANTED = (3, 6, 12, 18, 24, 27, 29)
 _ENOUGH = 4
 _TARGET_DSR = 0.99  # the router's aim; what is reached scatters around it
 _OURS = "edgewise"
+_WHOLE = f"{_OURS}, whole head"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -144,9 +146,8 @@ def deadline_figures(  # noqa: PLR0913 - a comparison's whole circumstances
         texts, done = play_all(arena, prompts, budgets, settings=settings, notes=notes, say=say)
     say("reading the texts")
     rows = score_all(arena, texts, budgets, reference=[t.ids for t in texts[STATES[0], FULL, None]])
-    session = arena.session
     middle = len(prompts[0]) + settings.max_tokens // 2
-    floors = {head: s.floor_s(after=middle) for head, s in arena.sessions.items()}
+    floors = calm_floors_s(arena, texts)
     return {
         "name": f"{settings.backend} {settings.precision}",
         "threads": settings.threads,
@@ -156,7 +157,7 @@ def deadline_figures(  # noqa: PLR0913 - a comparison's whole circumstances
         "co_runner": CO_RUNNER,
         "target_dsr": _TARGET_DSR,
         "calm_full_depth_s": arena.full_s,
-        "predicted_full_depth_s": session.full_depth_s(after=middle),
+        "predicted_full_depth_s": arena.session.full_depth_s(after=middle),
         "floor_s": floors,
         "floors": [
             {
@@ -273,6 +274,20 @@ def calm_full_depth_s(arena: Arena, prompts: Sequence[Sequence[int]], *, max_tok
     return float(np.median(taken))
 
 
+def calm_floors_s(arena: Arena, texts: Played) -> dict[str, float]:
+    """By kind of head: median of a token at its soonest exit, and what tokens took beside."""
+    names = dict(zip(arena.sessions, (_OURS, _WHOLE), strict=False))
+    return {
+        head: statistics.median(
+            text.summary.floor_s
+            for (state, name, _), own in texts.items()
+            if (state, name) == (STATES[0], names[head])
+            for text in own
+        )
+        for head in arena.sessions
+    }
+
+
 # --- ways ------------------------------------------------------------------------------------
 
 
@@ -313,7 +328,7 @@ def budget_ways(arena: Arena, budget_s: float, *, length: int) -> list[tuple[str
         options = {"predictor": arena.predictor} if name.endswith("psf") else {}
         ways.append((usual, Way(name=name, stepper=make_baseline(name, **options))))
     if usual != "affine":
-        ways.append(("affine", Way(name=f"{_OURS}, whole head")))
+        ways.append(("affine", Way(name=_WHOLE)))
     return ways
 
 

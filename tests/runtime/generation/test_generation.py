@@ -73,8 +73,11 @@ def test_what_a_token_takes_beside_its_units_is_left_for_it(
 
     monkeypatch.setattr(policy, "observe", slowly)
     # Full depth takes 44 ms and fits alone; with what learning takes it does not.
-    tokens = list(session.generate("a", tpot_budget_s=0.0455, max_tokens=12))
+    generation = session.generate("a", tpot_budget_s=0.0455, max_tokens=12)
+    before_s = generation.summary.floor_s
+    tokens = list(generation)
 
+    assert generation.summary.floor_s == pytest.approx(before_s + 0.003)
     assert layers(tokens)[3:] == [3] * 9
     assert [t.met for t in tokens[3:]] == [True] * 9
 

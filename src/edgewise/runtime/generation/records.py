@@ -85,8 +85,8 @@ class Summary:
         tpot_budget_s: What each had; ``None`` without a budget.
         window: Over how many tokens slack is carried.
         dsr: Share of tokens after the first that came in time; ``None`` without a budget or token.
-        floor_s: Median of the soonest exit after the prompt, seconds: no budget below it can be
-            kept.
+        floor_s: Median of the soonest exit after the prompt, with what this text's tokens took
+            beside their units, seconds: no budget below it can be kept.
         depth_histogram: Layers to tokens answered there.
         mean_depth: Layers, over all tokens.
         late: Tokens after the first that came late.

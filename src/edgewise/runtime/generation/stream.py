@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import statistics
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -283,7 +284,8 @@ class Stream:
         ttft_limited = math.isfinite(inputs.ttft_budget_s)
         ttft_s, total = self._ttft_s, sum(k * n for k, n in self._layers.items())
         prompt = len(inputs.prompt)
-        floor_s = inputs.floor_s * inputs.costs.factor(prompt)
+        beside_s = statistics.median(self._overheads_s) if self._overheads_s else 0.0
+        floor_s = inputs.floor_s * inputs.costs.factor(prompt) + beside_s
         return Summary(
             stream=self.index,
             text="".join(self._words),
