@@ -47,9 +47,31 @@ def test_a_slower_machine_is_learnt_and_forgotten_again() -> None:
     assert depth(policy, 5.0) == 2
     assert policy.expected_s(3.0) == pytest.approx(6.0)
 
-    for _ in range(16):
+    for _ in range(16 + 8):  # a window of 16, and as many as a table may wait for
         policy.observe(request(1.0), met=True, feasible=True)
     assert depth(policy, 5.0) == 4
+
+
+@pytest.mark.parametrize(
+    ("ratio", "met", "waits"),
+    [(1.0, True, True), (1.2, True, True), (1.3, True, False), (0.7, True, False),
+     (1.0, False, False)],
+    ids=["as usual", "hardly slower", "slower", "quicker", "late"],
+)  # fmt: skip
+def test_a_table_waits_only_after_a_request_that_taught_little(
+    ratio: float,
+    met: bool,  # noqa: FBT001 - a case
+    waits: bool,  # noqa: FBT001 - a case
+) -> None:
+    policy = router(window=64)
+    policy.observe(request(1.0), met=False)  # counting starts anew
+    table = policy.table
+    policy.observe(request(ratio), met=met)
+
+    assert (policy.table is table) == waits
+    for _ in range(7):
+        policy.observe(request(1.0), met=True)
+    assert policy.table is not table
 
 
 def test_residuals_of_the_profile_are_known_from_the_start() -> None:

@@ -20,6 +20,10 @@ _LEAST_MISSES = 0.004
 _MOST_MISSES = 0.05
 # Windows from states like the present one differ less, so that lower quantiles still say something.
 _MOST_MISSES_BY_STATE = 0.3
+# A table takes as long to compute as a small unit to run. After a request in time whose units took
+# about what they take lately the next one would hardly differ: it waits for so many.
+_PUBLISH_EVERY = 8
+_REMARKABLE_RATIO = 1.25
 
 
 def make(  # noqa: PLR0913 - each is one knob
@@ -124,6 +128,7 @@ class Edgewise(Policy):
         self._better = [inputs.better_exits(p) for p in range(inputs.num_exits + 1)]
         self._publisher = Publisher(inputs, horizons_s=horizons_s, energy_budget_j=energy_budget_j)
         self._lock = threading.Lock()
+        self._unpublished = 0
         self.table: RouterTable = self._publisher.publish(self._margins)
 
     def decide(self, position: int, now_s: float, start_s: float, deadline_s: float) -> int:  # noqa: ARG002
@@ -135,7 +140,7 @@ class Edgewise(Policy):
         return REJECT if self._reject and not position else table.soonest(position)
 
     def observe(self, steps: Sequence[Step], *, met: bool, feasible: bool | None = None) -> None:
-        """Add a request's residuals, steer the quantile and publish a new table.
+        """Add a request's residuals, steer the quantile, and publish a new table where it matters.
 
         A miss that was foreseen says nothing about margins and does not steer.
 
@@ -149,9 +154,22 @@ class Edgewise(Policy):
                 self._learn(steps)
             if feasible or met:
                 self._steer(self._by_regime[steps[0].regime] if steps else self._margins, met=met)
-            self.table = self._publisher.publish(self._margins)
+            self._unpublished += 1
+            if not met or self._unpublished >= _PUBLISH_EVERY or self._remarkable(steps):
+                self._publish()
         finally:
             self._lock.release()
+
+    def _remarkable(self, steps: Sequence[Step]) -> bool:
+        most = _REMARKABLE_RATIO * self.table.ratio
+        least = self.table.ratio / _REMARKABLE_RATIO
+        return not all(
+            least * step.predicted_s <= step.observed_s <= most * step.predicted_s for step in steps
+        )
+
+    def _publish(self) -> None:
+        self.table = self._publisher.publish(self._margins)
+        self._unpublished = 0
 
     def _learn(self, steps: Sequence[Step]) -> None:
         # Each regime learns from the windows that started in it, wherever they ended.
@@ -186,7 +204,7 @@ class Edgewise(Policy):
         with self._lock:
             self._margins = self._by_regime[costs.regime]
             self._publisher.reprice(costs)
-            self.table = self._publisher.publish(self._margins)
+            self._publish()
 
     def unit_costs(self) -> UnitCosts:
         """As the published table has them."""
