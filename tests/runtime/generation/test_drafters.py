@@ -210,6 +210,8 @@ def test_a_head_that_was_not_measured_costs_by_the_weights_it_reads(fakes: Any) 
     assert head_s["raw"] == pytest.approx(table.head_s[-1])
     assert head_s["shortlist"] == pytest.approx(table.head_s[-1] * (26 + 4) / 300)
     assert draft_heads(decoder, "affine") == ("shortlist", "affine")
+    assert draft_heads(decoder, "shortlist") == ("shortlist", "affine")
+    assert draft_heads(decoder, "raw") == ("shortlist", "raw")
     assert draft_agreement(decoder, 1, "shortlist") == 0.25
     assert draft_agreement(decoder, 1, "affine") == 0.6
     assert draft_agreement(decoder, 2, "shortlist") is None

@@ -376,10 +376,10 @@ def exit_drafters(  # noqa: PLR0913 - what they are made from
 
 
 def draft_heads(decoder: DecoderProgram, head: HeadKind) -> tuple[HeadKind, ...]:
-    """Heads that may draft: the short list where there is one, and the one that answers."""
-    if decoder.exits is None or decoder.exits.shortlist is None or head == "shortlist":
+    """Heads that may draft: the short list where there is one, and a whole one."""
+    if decoder.exits is None or decoder.exits.shortlist is None:
         return (head,)
-    return ("shortlist", head)
+    return ("shortlist", "affine" if head == "shortlist" else head)
 
 
 def repeat_drafters(table: CostTable, rows: RowCosts, memory: DraftMemory) -> dict[int, Drafter]:
