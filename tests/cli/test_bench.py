@@ -79,6 +79,13 @@ def test_the_table_gives_every_number_its_unit_and_notes_follow(
     assert "note: mobilenet_v2: torch is not installed" in shown
 
 
+@pytest.mark.parametrize(
+    ("value", "shown"), [(4096, "4,096"), (12, "12"), (0, "0"), (4096.4, "4.1e+03"), (0.5, "0.5")]
+)
+def test_counts_are_shown_whole(value: float, shown: str) -> None:
+    assert bench._cell("tokens", value) == shown
+
+
 def test_an_unknown_bench_gets_the_nearest_names(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["bench", "exit"]) == 2
 

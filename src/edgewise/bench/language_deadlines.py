@@ -100,9 +100,14 @@ class Arena:
     )
 
     @property
+    def usual(self) -> str:
+        """The head that answers where nothing is said."""
+        return next(iter(self.sessions))
+
+    @property
     def session(self) -> LanguageSession:
         """With the usual head."""
-        return next(iter(self.sessions.values()))
+        return self.sessions[self.usual]
 
     def judgement(self, text: Text) -> TextJudgement:
         """What the reader says; the same text is read once."""
@@ -276,12 +281,11 @@ def calm_full_depth_s(arena: Arena, prompts: Sequence[Sequence[int]], *, max_tok
 
 def calm_floors_s(arena: Arena, texts: Played) -> dict[str, float]:
     """By kind of head: median of a token at its soonest exit, and what tokens took beside."""
-    names = dict(zip(arena.sessions, (_OURS, _WHOLE), strict=False))
     return {
         head: statistics.median(
             text.summary.floor_s
             for (state, name, _), own in texts.items()
-            if (state, name) == (STATES[0], names[head])
+            if (state, name) == (STATES[0], _OURS if head == arena.usual else _WHOLE)
             for text in own
         )
         for head in arena.sessions
@@ -314,7 +318,7 @@ def budget_ways(arena: Arena, budget_s: float, *, length: int) -> list[tuple[str
         length: Of the text in the middle.
     """
     layer = deepest_that_fits(arena.session, budget_s, length=length)
-    usual = next(iter(arena.sessions))
+    usual = arena.usual
     ways = [
         (usual, Way(name="fixed-exit", stepper=make_baseline("fixed-exit", layer=layer))),
         (usual, Way(name="layer-wise", stepper=make_baseline("layer-wise"))),

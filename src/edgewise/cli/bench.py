@@ -125,7 +125,9 @@ def _cell(column: str, value: Any) -> str:  # noqa: PLR0911 - one line per kind 
     if isinstance(value, int | float):
         if column.endswith("_s"):
             return format_duration(value)
-        return format_bytes(value) if column.endswith("_bytes") else f"{value:.3g}"
+        if column.endswith("_bytes"):
+            return format_bytes(value)
+        return f"{value:,}" if isinstance(value, int) else f"{value:.3g}"
     return str(value)
 
 
